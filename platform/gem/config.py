@@ -1,0 +1,181 @@
+"""Frozen run configuration: one dataclass tree, overridden by `--set path.to.field=value` only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gem.errors import ConfigError, suggest
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Size and seed of the generated ads world (used when `data.dataset` is `generated`)."""
+
+    num_users: int = 3000
+    num_ads: int = 1500
+    num_days: int = 10
+    num_impressions: int = 150_000
+    num_organic_events: int = 400_000
+    seed: int = 7
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    dataset: str = "generated"  # a name under pipelines/datasets or a path to a spec file
+    data_dir: str = ""  # folder of the raw tables; empty only for `generated`
+    test_day: str = ""  # YYYY-MM-DD; empty = last day in the log
+    validation_day: str = ""  # empty = the day before the test day
+    num_shards: int = 4  # user-hash shards
+    max_quarantine_share: float = 0.05  # of the rows of a table; above it the run stops
+    world: WorldConfig = field(default_factory=WorldConfig)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One size dial for foundation model and students alike."""
+
+    dim: int = 32  # D, width of a token and of an embedding row
+    num_layers: int = 2  # InterFormer layers
+    num_heads: int = 4
+    max_history: int = 128  # newest events of a timeline that are read
+    num_fmb: int = 8  # Wukong rows from the factorization machine block
+    num_lcb: int = 8  # Wukong rows from the linear compression block
+    rank: int = 8  # k of the optimised factorization machine
+    mlp_hidden: int = 128
+    representation_dim: int = 32  # R, what a knowledge record stores
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    epochs: int = 1
+    batch_impressions: int = 1024  # global, over all workers
+    window_days: int = 1  # impressions of so many days are shuffled together, windows in time order
+    lr_dense: float = 1e-3
+    lr_sparse: float = 0.05
+    weight_decay: float = 1e-5
+    warmup_share: float = 0.05
+    clip_norm: float = 1.0
+    num_workers: int = 2
+    sharded_tables: bool = True
+    checkpoint_every_steps: int = 200
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """Distillation weights; the serving head sees only ground truth (auxiliary head, ExFM 3.3)."""
+
+    enabled: bool = True
+    distill_weight: float = 1.0
+    label_scale: float = 1.0
+    gradient_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    min_calibration: float = 0.9
+    max_calibration: float = 1.1
+    max_ne: float = 1.0  # must beat the base rate
+    max_ne_increase_vs_champion: float = 0.002  # relative, on the same rows
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    recipe: str = "default"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    student: ModelConfig = field(default_factory=lambda: ModelConfig(dim=16, num_layers=1, num_heads=2, max_history=32))
+    student_train: TrainConfig = field(default_factory=TrainConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    gates: GateConfig = field(default_factory=GateConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> RunConfig:
+        return typing.cast(RunConfig, _build(cls, raw, ""))
+
+
+def config_hash(config: Any) -> str:
+    """sha256 over the canonical JSON of a dataclass tree (or of plain JSON values)."""
+    plain = dataclasses.asdict(config) if dataclasses.is_dataclass(config) and not isinstance(config, type) else config
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def apply_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
+    """Apply `path.to.field=value` strings in order and return a new config.
+
+    Raises ConfigError for an unknown path (naming the nearest one) or a value of the wrong type.
+    """
+    for item in overrides:
+        path, eq, value = item.partition("=")
+        if not eq:
+            raise ConfigError(f'--set "{item}": expected path.to.field=value')
+        config = typing.cast(RunConfig, _set(config, path.strip(), path.strip().split("."), value.strip()))
+    return config
+
+
+def field_paths(config: Any, prefix: str = "") -> list[str]:
+    """All leaf paths of a config tree, as `--set` takes them."""
+    out: list[str] = []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        path = f"{prefix}{f.name}"
+        out += field_paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
+    return out
+
+
+def _set(node: Any, full: str, parts: list[str], value: str) -> Any:
+    names = {f.name for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else set()
+    if parts[0] not in names:
+        raise ConfigError(f'--set {full}: no field "{parts[0]}".{suggest(parts[0], names)} Allowed: {sorted(names)}')
+    current = getattr(node, parts[0])
+    if len(parts) > 1:
+        return dataclasses.replace(node, **{parts[0]: _set(current, full, parts[1:], value)})
+    if dataclasses.is_dataclass(current):
+        raise ConfigError(f"--set {full}: is a group, set one of {field_paths(current, full + '.')}")
+    hint = typing.get_type_hints(type(node))[parts[0]]
+    return dataclasses.replace(node, **{parts[0]: _coerce(full, hint, value)})
+
+
+def _coerce(path: str, hint: Any, value: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        if value.lower() in ("none", "null"):
+            return None
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    try:
+        if hint is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        if typing.get_origin(hint) is tuple:
+            item = typing.get_args(hint)[0]
+            return tuple(_coerce(path, item, v) for v in value.split(",") if v)
+        return hint(value)
+    except (KeyError, ValueError):
+        raise ConfigError(f'--set {path}: "{value}" is not a {getattr(hint, "__name__", hint)}') from None
+
+
+def _build(cls: Any, raw: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(raw) - set(hints))
+    if unknown:
+        near = suggest(unknown[0], hints)
+        raise ConfigError(f'config: no field "{prefix}{unknown[0]}".{near} Allowed: {sorted(hints)}')
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            values[name] = _build(hint, value, f"{prefix}{name}.")
+        else:
+            values[name] = tuple(value) if typing.get_origin(hint) is tuple else value
+    return cls(**values)

@@ -1,0 +1,119 @@
+"""Local wall time, days and the time-ordered split. Times are int64 ms UTC; a day is text YYYY-MM-DD."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import numpy.typing as npt
+
+from gem.config import DataConfig
+from gem.errors import DataError, SpecError
+
+I64 = npt.NDArray[np.int64]
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+_QUARTER_MS = 900_000  # zone offsets change on a quarter of an hour
+BEFORE = "before"  # partition of everything known before the first impression day
+
+
+@dataclass(frozen=True)
+class Split:
+    """Days of training, validation and test; nothing is fitted on the last two."""
+
+    train_days: tuple[str, ...]
+    validation_day: str
+    test_day: str
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "train_days": list(self.train_days)}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, object]) -> Split:
+        days = raw["train_days"]
+        assert isinstance(days, Sequence)
+        return cls(tuple(str(d) for d in days), str(raw["validation_day"]), str(raw["test_day"]))
+
+
+def local_ms(time_ms: I64, zone: str) -> I64:
+    """Wall-clock ms in `zone`, [N] -> [N]: ms UTC plus the zone's offset at that instant.
+
+    Raises SpecError for a zone name nobody knows.
+    """
+    try:
+        info = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise SpecError(f'impressions.zone: "{zone}" is not a time zone name such as UTC or Asia/Shanghai') from None
+    quarters, inverse = np.unique(time_ms // _QUARTER_MS, return_inverse=True)
+    offsets = np.empty(len(quarters), np.int64)
+    for i, quarter in enumerate(quarters.tolist()):
+        offset = dt.datetime.fromtimestamp(quarter * 900, tz=dt.UTC).astimezone(info).utcoffset()
+        offsets[i] = int((offset or dt.timedelta()).total_seconds() * 1000)
+    out: I64 = time_ms + offsets[inverse.reshape(-1)]
+    return out
+
+
+def day_numbers(time_ms: I64, zone: str) -> npt.NDArray[np.int32]:
+    """Local days since 1970-01-01, [N] -> [N] int32."""
+    return (local_ms(time_ms, zone) // DAY_MS).astype(np.int32)
+
+
+def hours(time_ms: I64, zone: str) -> npt.NDArray[np.int32]:
+    """Local hour 0..23, [N] -> [N] int32."""
+    return (local_ms(time_ms, zone) % DAY_MS // HOUR_MS).astype(np.int32)
+
+
+def weekdays(time_ms: I64, zone: str) -> npt.NDArray[np.int32]:
+    """Local weekday, Monday = 0, [N] -> [N] int32 (1970-01-01 was a Thursday)."""
+    return ((local_ms(time_ms, zone) // DAY_MS + 3) % 7).astype(np.int32)
+
+
+def day_text(number: int) -> str:
+    """Days since 1970-01-01 to YYYY-MM-DD."""
+    return (dt.date(1970, 1, 1) + dt.timedelta(days=int(number))).isoformat()
+
+
+def day_number(text: str) -> int:
+    """YYYY-MM-DD to days since 1970-01-01."""
+    return (dt.date.fromisoformat(text) - dt.date(1970, 1, 1)).days
+
+
+def missing_days(days: Sequence[str]) -> list[str]:
+    """Calendar days between the first and the last of `days` that are not among them."""
+    present = {day_number(d) for d in days}
+    return [day_text(n) for n in range(min(present), max(present)) if n not in present] if present else []
+
+
+def choose_split(days: Iterable[str], config: DataConfig) -> Split:
+    """Test = the configured or last day, validation = the configured day or the last one before it.
+
+    Training = every day before validation. Raises DataError if a day is absent or none is left to train on.
+    """
+    known = sorted(set(days))
+    if not known:
+        raise DataError("no impressions are left after validation; see the quarantine files for the reasons")
+    test = config.test_day or known[-1]
+    _require("data.test_day", test, known)
+    before = [d for d in known if d < test]
+    if not before:
+        raise DataError(f"test day {test} is the first day of the log ({known[0]} to {known[-1]}): no day to train on")
+    validation = config.validation_day or before[-1]
+    _require("data.validation_day", validation, known)
+    if validation >= test:
+        raise DataError(f"data.validation_day {validation} must lie before the test day {test}")
+    train = tuple(d for d in known if d < validation)
+    if not train:
+        raise DataError(
+            f"no day before the validation day {validation} is left to train on; the log has {known[0]} to {known[-1]}. "
+            "At least three days of impressions are needed"
+        )
+    return Split(train, validation, test)
+
+
+def _require(name: str, day: str, known: list[str]) -> None:
+    if day not in known:
+        raise DataError(f'{name}: "{day}" has no impressions; allowed are {", ".join(known)}')

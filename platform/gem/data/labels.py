@@ -1,0 +1,79 @@
+"""Labels from logs of their own (delayed conversions), and labels on the entire space.
+
+Values are int8: 1 happened, 0 did not, -1 not known (not yet mature, or not recorded). N impressions, L log rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gem.data.days import HOUR_MS
+from gem.data.schema import Task
+from gem.data.timelines import count_before
+from gem.errors import SpecError
+
+I8 = npt.NDArray[np.int8]
+I64 = npt.NDArray[np.int64]
+
+
+def join_log(
+    key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None, log_end_ms: int
+) -> I8:
+    """Label [N]: 1 if `log` (keys, times) has the key within [time, time + window], else 0 or -1.
+
+    -1 where the impression is younger than the window at `log_end_ms` and no row was seen: the outcome may still
+    come. Without a window any later row counts and every impression is mature. A null key is unknown (-1).
+    """
+    log_key, log_time = log
+    window = np.iinfo(np.int64).max // 4 if window_hours is None else int(window_hours * HOUR_MS)
+    distinct = pc.unique(pc.drop_null(log_key))
+    code = _codes(key, distinct)
+    log_code = _codes(log_key, distinct)
+    order = np.lexsort((log_time, log_code))
+    log_code, log_time = log_code[order], log_time[order]
+    at = count_before(log_code, log_time, code, time_ms)
+    inside = at < len(log_code)
+    safe = np.where(inside, at, 0)
+    seen = np.zeros(len(code), np.bool_)
+    if len(log_code):
+        seen = inside & (code >= 0) & (log_code[safe] == code) & (log_time[safe] - time_ms <= window)
+    young = np.zeros(len(code), np.bool_) if window_hours is None else time_ms + window > log_end_ms
+    unknown = young | key.is_null().to_numpy(zero_copy_only=False)
+    return np.where(seen, 1, np.where(unknown, -1, 0)).astype(np.int8)
+
+
+def entire_space(own: Mapping[str, I8], tasks: tuple[Task, ...]) -> dict[str, I8]:
+    """Labels on all impressions: own AND the label it is given, whatever is unknown kept unknown.
+
+    0 AND anything is 0: an impression that was not clicked did not convert, known or not.
+    Raises SpecError if tasks are conditional on each other in a ring or on an unknown task.
+    """
+    out: dict[str, I8] = {}
+    left = {t.name: t for t in tasks}
+    while left:
+        ready = [t for t in left.values() if t.given is None or t.given in out]
+        if not ready:
+            names = ", ".join(f"{t.name} given {t.given}" for t in left.values())
+            raise SpecError(f"labels: conditions do not resolve: {names}; allowed is a label defined in the spec")
+        for task in ready:
+            mine = own[task.name]
+            out[task.name] = mine if task.given is None else _and(out[task.given], mine)
+            del left[task.name]
+    return out
+
+
+def _and(a: I8, b: I8) -> I8:
+    return np.where((a == 0) | (b == 0), 0, np.where((a == 1) & (b == 1), 1, -1)).astype(np.int8)
+
+
+def _codes(values: pa.Array, distinct: pa.Array) -> I64:
+    """Index of each value in `distinct`, -1 where absent or null."""
+    out: I64 = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    if values.null_count:
+        out[values.is_null().to_numpy(zero_copy_only=False)] = -1
+    return out

@@ -1,0 +1,88 @@
+"""Counting quarantined rows, writing them to one file per table, and stopping the run when there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gem.data import store_write
+from gem.errors import DataError
+
+
+def by_table(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Table -> reason -> rows. A table read in several roles counts a reason in the role that found most of it."""
+    owner = _owners(records)
+    out: dict[str, dict[str, int]] = {}
+    for (table, reason), (_, count) in sorted(owner.items()):
+        out.setdefault(table, {})[reason] = count
+    return out
+
+
+def write(store: Path, work: Path, records: Sequence[dict[str, Any]]) -> dict[str, store_write.Entry]:
+    """Write `quarantine/<table>.parquet` (row, reason, file) and return the manifest entries."""
+    tables = collect(work, records)
+    return {f"quarantine/{t}.parquet": store_write.write_table(store, f"quarantine/{t}.parquet", rows)
+            for t, rows in tables.items()}
+
+
+def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table]:
+    """Quarantined rows by table, each row once per reason."""
+    owner = _owners(records)
+    parts: dict[str, list[pa.Table]] = {}
+    for record in records:
+        table, role = record["job"]["table"], _role(record)
+        mine = [r for r in record["quarantined"] if owner[table, r][0] == role]
+        if mine:
+            rows = pq.read_table(work / "quarantine" / f"{record['job']['number']:05d}.parquet")
+            parts.setdefault(table, []).append(rows.filter(pc.is_in(rows["reason"], value_set=pa.array(mine))))
+    return {table: pa.concat_tables(found) for table, found in sorted(parts.items())}
+
+
+def check(records: Sequence[dict[str, Any]], limit: float, work: Path, beside: Path) -> None:
+    """Raise DataError if the quarantined share of a table's rows is above `limit`.
+
+    The rows are then written to `beside`/quarantine-<table>.parquet, where a person can look at them.
+    """
+    totals: dict[tuple[str, str], list[int]] = {}
+    for record in records:
+        total = totals.setdefault((record["job"]["table"], _role(record)), [0, 0])
+        total[0] += record["raw_rows"]
+        total[1] += sum(record["quarantined"].values())
+    worst = max(totals, key=lambda k: totals[k][1] / max(1, totals[k][0]), default=None)
+    if worst is None or totals[worst][1] <= limit * totals[worst][0]:
+        return
+    table, (rows, bad) = worst[0], totals[worst]
+    reasons = sorted(by_table(records)[table].items(), key=lambda item: (-item[1], item[0]))
+    path = beside / f"quarantine-{table}.parquet"
+    beside.mkdir(parents=True, exist_ok=True)
+    pq.write_table(collect(work, records)[table], path)
+    top = ", ".join(f"{reason} {count}" for reason, count in reasons[:5])
+    raise DataError(
+        f'table "{table}": {bad} of {rows} rows were quarantined ({bad / rows:.1%}), allowed are {limit:.1%} '
+        f"(data.max_quarantine_share). Reasons: {top}. The rows are in {path}. Repair the table, or raise the limit "
+        "with --set data.max_quarantine_share=…"
+    )
+
+
+def _owners(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], tuple[str, int]]:
+    """(table, reason) -> (role that found most rows with it, how many)."""
+    found: dict[tuple[str, str, str], int] = {}
+    for record in records:
+        for reason, count in record["quarantined"].items():
+            key = (record["job"]["table"], reason, _role(record))
+            found[key] = found.get(key, 0) + count
+    out: dict[tuple[str, str], tuple[str, int]] = {}
+    for (table, reason, role), count in sorted(found.items()):
+        if count > out.get((table, reason), ("", 0))[1]:
+            out[table, reason] = (role, count)
+    return out
+
+
+def _role(record: dict[str, Any]) -> str:
+    job = record["job"]
+    return f"{job['role']}{job['source']}{job['label']}"

@@ -1,0 +1,90 @@
+"""Encoded columns of one side in memory, gathered into `EntityRows`. B rows asked for, D numerics, E vector width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from gem.data.batch import EntityRows
+from gem.data.schema import Side
+from gem.errors import StoreError
+
+I64 = npt.NDArray[np.int64]
+
+
+class SideRows:
+    """All rows of one side: single ids as one matrix, multi-valued ids jagged, numerics with missing flags."""
+
+    def __init__(self, side: Side, columns: Mapping[str, pa.Array], num_rows: int) -> None:
+        """`columns`: encoded columns by field, numeric and vector name. StoreError names an absent one."""
+        names = [f.name for f in side.fields] + list(side.numeric) + [n for n, _ in side.vectors]
+        absent = [n for n in names if n not in columns]
+        if absent:
+            raise StoreError(f"encoded table lacks the columns {absent}; it has {sorted(columns)}; preprocess again")
+        self.side = side
+        self._single = tuple(f.name for f in side.fields if not f.multi)
+        ids = [_numpy(columns[n]).astype(np.int32, copy=False) for n in self._single]
+        self._ids = np.stack(ids, 1) if ids else np.zeros((num_rows, 0), np.int32)
+        self._multi = {f.name: _jagged(columns[f.name]) for f in side.fields if f.multi}
+        self._numeric = _numeric([_numpy(columns[n]) for n in side.numeric], num_rows)
+        parts = [_matrix(columns[n], width) for n, width in side.vectors]
+        self._vectors = np.concatenate(parts, 1) if parts else np.zeros((num_rows, 0), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def field(self, name: str) -> npt.NDArray[np.integer]:
+        """Table rows of one field over all rows; flat values for a multi-valued field."""
+        return self._multi[name][1] if name in self._multi else self._ids[:, self._single.index(name)]
+
+    def take(self, idx: npt.NDArray[np.integer]) -> EntityRows:
+        """Features of the rows `idx` [B], in that order."""
+        single = torch.from_numpy(np.ascontiguousarray(self._ids[idx].T, dtype=np.int64))
+        ids = dict(zip(self._single, single, strict=True))
+        offsets: dict[str, torch.Tensor] = {}
+        for name, (starts, values) in self._multi.items():
+            picked_offsets, picked = _take_jagged(starts, values, idx)
+            offsets[name] = torch.from_numpy(picked_offsets)
+            ids[name] = torch.from_numpy(picked)
+        return EntityRows(ids, offsets, torch.from_numpy(self._numeric[idx]), torch.from_numpy(self._vectors[idx]))
+
+
+def _numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.generic]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    out: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
+    return out
+
+
+def _numeric(columns: list[npt.NDArray[np.generic]], num_rows: int) -> npt.NDArray[np.float32]:
+    if not columns:
+        return np.zeros((num_rows, 0), np.float32)
+    values = np.stack([c.astype(np.float32) for c in columns], 1)
+    missing = ~np.isfinite(values)
+    return np.concatenate([np.where(missing, np.float32(0), values), missing.astype(np.float32)], 1)
+
+
+def _matrix(column: pa.Array | pa.ChunkedArray, width: int) -> npt.NDArray[np.float32]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    flat: npt.NDArray[np.float32] = array.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return flat.reshape(len(array), width)
+
+
+def _jagged(column: pa.Array | pa.ChunkedArray) -> tuple[I64, I64]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets, pc.list_flatten(array).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _take_jagged(offsets: I64, values: I64, idx: npt.NDArray[np.integer]) -> tuple[I64, I64]:
+    lengths = offsets[idx + 1] - offsets[idx]
+    out = np.zeros(len(idx) + 1, np.int64)
+    np.cumsum(lengths, out=out[1:])
+    at = np.arange(out[-1]) + np.repeat(offsets[idx] - out[:-1], lengths)
+    return out, values[at]

@@ -1,0 +1,142 @@
+"""DatasetSpec: what the raw tables mean (contract 1). New data needs a spec file and no code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from gem.errors import SpecError
+
+TimeUnit = Literal["s", "ms", "us"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableSpec(_Strict):
+    """Files of one raw table: glob patterns below the data folder; all of one format."""
+
+    files: list[str] = Field(min_length=1)
+    optional: bool = False  # may be absent: event sources over it then give no events
+    format: Literal["parquet", "csv"] | None = None  # by file ending if not given
+
+
+class TimeSpec(_Strict):
+    column: str
+    unit: TimeUnit = "ms"
+
+
+class LabelSpec(_Strict):
+    """A binary outcome: either a column of the impression table, or rows of a log of its own.
+
+    With `table`, label 1 = a row with the impression's `key` exists within `window_hours`.
+    """
+
+    column: str | None = None
+    table: str | None = None
+    key: str | None = None  # column shared by the impression table and `table`
+    time: TimeSpec | None = None
+    window_hours: float | None = None
+    given: str | None = None  # the label this one is conditional on
+
+
+class ImpressionSpec(_Strict):
+    table: str
+    user: str
+    ad: str
+    surface: str
+    time: TimeSpec
+    zone: str = "UTC"  # where a day begins
+    id: str | None = None  # impression id; made from (user, ad, time) if absent
+    duplicate_key: list[str] = Field(default_factory=list)  # rows equal in these columns are one row
+    outcomes: list[str] = Field(default_factory=list)  # known only afterwards: refused as features
+    true_probability: dict[str, str] = Field(default_factory=dict)  # label -> column; generated data only
+
+
+class EventSource(_Strict):
+    """Rows that become timeline events of one kind."""
+
+    kind: str
+    table: str
+    user: str
+    ad: str
+    time: TimeSpec | None = None  # absent only with `list_before`
+    surface: str | None = None
+    flags: dict[str, str] = Field(default_factory=dict)  # flag name -> 0/1 column
+    always: list[str] = Field(default_factory=list)  # flags that every event of this source carries
+    dwell: TimeSpec | None = None  # a duration column and its unit
+    available_after_ms: int = Field(default=0, ge=0)  # an event is known this long after its time
+    list_before: TimeSpec | None = None  # `ad` is a list without times, all before this time, oldest first
+
+
+class FeatureSpec(_Strict):
+    name: str
+    column: str | None = None  # defaults to `name`
+    kind: Literal["categorical", "multi", "numeric", "embedding"]
+    transform: Literal["none", "log1p"] = "none"
+    separator: str = ","  # multi-valued text
+    min_count: int = Field(default=1, ge=1)  # rarer values share the unknown row
+    max_rows: int = Field(default=1_000_000, ge=1)
+    width: int | None = None  # embedding
+    table: str | None = None  # embedding table name; share by naming the same one
+
+
+class EntitySpec(_Strict):
+    table: str
+    key: str
+    features: list[FeatureSpec] = Field(default_factory=list)
+    min_count: int = Field(default=2, ge=1)  # of the id itself
+
+
+class ContextSpec(_Strict):
+    """Known at request time. `surface`, `hour` and `weekday` come for free from surface and time."""
+
+    features: list[FeatureSpec] = Field(default_factory=list)
+
+
+class SurfaceSpec(_Strict):
+    """Which surfaces get a vertical model of their own and what a bid pays for."""
+
+    min_rows: int = Field(default=2000, ge=1)  # of training impressions; smaller ones are grouped
+    rest: str = "other"
+    names: dict[str, str] = Field(default_factory=dict)  # raw value -> readable name
+    objective: dict[str, str] = Field(default_factory=dict)  # readable name -> label; default the first
+
+
+class DatasetSpec(_Strict):
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    about: str = ""
+    licence: str = ""
+    source: str = ""
+    tables: dict[str, TableSpec]
+    impressions: ImpressionSpec
+    labels: dict[str, LabelSpec]
+    events: list[EventSource] = Field(default_factory=list)
+    users: EntitySpec
+    ads: EntitySpec
+    context: ContextSpec = Field(default_factory=ContextSpec)
+    surfaces: SurfaceSpec = Field(default_factory=SurfaceSpec)
+
+
+def load_spec(path: Path) -> DatasetSpec:
+    """Read and validate one spec file; SpecError names the field and what is allowed."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as e:
+        raise SpecError(f"cannot read the dataset spec {path}: {e}") from None
+    return parse_spec(raw)
+
+
+def parse_spec(raw: object) -> DatasetSpec:
+    """Validate a decoded spec. Raises SpecError."""
+    from pydantic import ValidationError
+
+    try:
+        return DatasetSpec.model_validate(raw)
+    except ValidationError as e:
+        lines = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in e.errors())
+        raise SpecError(f"dataset spec: {lines}") from None

@@ -1,0 +1,62 @@
+"""Embedding tables behind one small interface: field -> looked-up rows.
+
+The dense network never sees a table. Here stands the plain version (serving, single process, tests);
+the TorchRec version for sharded training is `gem.training.sharding`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gem.data.schema import PAD, Schema
+from gem.errors import BundleError
+
+INIT_STD = 0.02
+
+
+def initial_weight(table: str, rows: int, dim: int, seed: int) -> Tensor:
+    """Starting values of one table [rows, dim]: normal, the padding row zero.
+
+    The generator is keyed by (seed, table), so that every process and every sharding starts equal.
+    """
+    key = hashlib.sha256(f"{seed}:{table}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    weight = torch.randn(rows, dim, generator=generator) * INIT_STD
+    weight[PAD] = 0.0
+    return weight
+
+
+class PlainTables(nn.Module):
+    """One `nn.Embedding` per table of a schema, all of width `dim`.
+
+    forward: {field: ids [n]} -> {field: [n, dim]}; fields that share a table read the same rows.
+    """
+
+    def __init__(self, schema: Schema, dim: int, seed: int = 0) -> None:
+        super().__init__()
+        self.table_of = schema.table_of()
+        self.tables = nn.ModuleDict()
+        for name, rows in schema.tables().items():
+            self.tables[name] = nn.Embedding(rows, dim, _weight=initial_weight(name, rows, dim, seed))
+
+    def forward(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {field: cast(Tensor, self.tables[self.table_of[field]](rows)) for field, rows in ids.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Table name -> [rows, dim], detached."""
+        return {name: cast(nn.Embedding, t).weight.detach() for name, t in self.tables.items()}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy table values in; BundleError if names or shapes differ."""
+        if set(weights) != set(self.tables):
+            raise BundleError(f"tables: got {sorted(weights)}, the model has {sorted(self.tables)}")
+        with torch.no_grad():
+            for name, value in weights.items():
+                target = cast(nn.Embedding, self.tables[name]).weight
+                if target.shape != value.shape:
+                    raise BundleError(f"table {name}: got shape {tuple(value.shape)}, expected {tuple(target.shape)}")
+                target.copy_(value)

@@ -1,0 +1,45 @@
+"""Side towers: the features of a user, an ad or a context become a few tokens of width D."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gem.data.batch import EntityRows
+from gem.data.schema import Side
+
+
+def mean_pool(values: Tensor, offsets: Tensor) -> Tensor:
+    """Mean over each jagged row: values [V, D], offsets [B + 1] -> [B, D]; empty rows give zeros."""
+    lengths = offsets[1:] - offsets[:-1]
+    row_of = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths)
+    sums = values.new_zeros(lengths.numel(), values.shape[1]).index_add(0, row_of, values)
+    return sums / lengths.clamp(min=1).unsqueeze(1)
+
+
+class SideTower(nn.Module):
+    """One side of an impression -> tokens.
+
+    The first field (the entity's own id, or the surface) keeps a token of its own; the other fields,
+    numbers and vectors are concatenated and compressed into `num_tokens - 1` tokens:
+
+        tokens = [emb_0 ‖ reshape(W · LN([emb_1 … emb_F ‖ numeric ‖ vectors]))]      [B, num_tokens, D]
+    """
+
+    def __init__(self, side: Side, dim: int, num_tokens: int) -> None:
+        super().__init__()
+        self.names = tuple(f.name for f in side.fields)
+        self.num_tokens, self.dim = num_tokens, dim
+        width = (len(self.names) - 1) * dim + 2 * len(side.numeric) + sum(w for _, w in side.vectors)
+        self.compress = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, dim * num_tokens), nn.GELU(), nn.Linear(dim * num_tokens, dim * (num_tokens - 1))
+        ) if width else None
+
+    def forward(self, rows: EntityRows, emb: dict[str, Tensor]) -> Tensor:
+        """emb: field -> looked-up rows ([B, D], or [V, D] for multi-valued fields) -> [B, num_tokens, D]."""
+        pooled = [mean_pool(emb[n], rows.offsets[n]) if n in rows.offsets else emb[n] for n in self.names]
+        first = pooled[0].unsqueeze(1)
+        if self.compress is None:
+            return first.expand(-1, self.num_tokens, -1)
+        rest = torch.cat([*pooled[1:], rows.numeric, rows.vectors], dim=1)
+        return torch.cat([first, self.compress(rest).view(-1, self.num_tokens - 1, self.dim)], dim=1)

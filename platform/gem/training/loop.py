@@ -1,0 +1,149 @@
+"""The one training loop, for the foundation model and for students alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gem.config import ModelConfig, TrainConfig, TransferConfig, config_hash
+from gem.data.schema import Schema
+from gem.model.gem import GEM, build_model
+from gem.model.ranker import ranker_weights
+from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from gem.training.data import IntArray, Prefetch, StoreReader
+from gem.training.learner import Learner
+from gem.training.plan import BatchPlan, plan_epoch, rank_share, remaining
+from gem.training.sharding import ShardedTables
+from gem.transfer.distillation import DistillationHead
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to train: what it is, on which rows (positions in the reader's impressions)."""
+
+    name: str
+    model: ModelConfig
+    train: TrainConfig
+    rows: IntArray
+    transfer: TransferConfig | None = None  # given: distil from the reader's knowledge
+    checkpoint_dir: Path | None = None
+
+
+@dataclass
+class Trained:
+    """What remains of a job on rank 0 (elsewhere `weights` is empty)."""
+
+    weights: dict[str, Tensor]  # state dict of a `Ranker`
+    record: dict[str, Any]
+
+
+Progress = Callable[[int, int, dict[str, float]], None]  # (steps done, steps in all, figures)
+
+
+def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | None = None) -> Trained:
+    """Train one job on this rank's share. Collective: all ranks call it with the same job."""
+    plans = [_plan(job, reader, epoch) for epoch in range(job.train.epochs)]
+    total = sum(len(p) for p in plans)
+    learner = make_learner(job, schema, total)
+    key = config_hash({"job": [job.name, total], "model": config_hash(job.model), "train": config_hash(job.train)})
+    start = Position()
+    if job.checkpoint_dir is not None:
+        start = load_checkpoint(job.checkpoint_dir, learner, key)
+    clock = _Clock()
+    for epoch in range(start.epoch, len(plans)):
+        first = start.batch if epoch == start.epoch else 0
+        _run_epoch(job, learner, reader, plans[epoch], (epoch, first, total, key), clock, progress)
+    tables = learner.tables.weights()
+    weights = ranker_weights(learner.model.state_dict(), tables) if dist.get_rank() == 0 else {}
+    return Trained(weights, clock.record(job, total, start))
+
+
+def make_learner(job: Job, schema: Schema, total_steps: int) -> Learner:
+    """Model, tables and optimizers at their starting values (a function of the job's seed)."""
+    model: GEM = build_model(schema, job.model, seed=job.train.seed)
+    tables = ShardedTables(schema, job.model.dim, job.train.lr_sparse, job.train.seed)
+    head = None
+    if job.transfer is not None and job.transfer.enabled:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.train.seed)
+            head = DistillationHead(job.model.representation_dim, len(schema.tasks), job.transfer)
+    return Learner(schema, model, tables, job.train, total_steps, head)
+
+
+def _plan(job: Job, reader: StoreReader, epoch: int) -> BatchPlan:
+    imp = reader.impressions
+    return plan_epoch(
+        imp.user[job.rows].astype(np.int64),
+        imp.day[job.rows].astype(np.int64),
+        batch_size=job.train.batch_impressions,
+        window_days=job.train.window_days,
+        seed=job.train.seed,
+        epoch=epoch,
+        min_users=dist.get_world_size(),
+    )
+
+
+def _run_epoch(
+    job: Job,
+    learner: Learner,
+    reader: StoreReader,
+    plan: BatchPlan,
+    where: tuple[int, int, int, str],
+    clock: _Clock,
+    progress: Progress | None,
+) -> None:
+    epoch, first, total, key = where
+    rank, world = dist.get_rank(), dist.get_world_size()
+    user, cost = reader.impressions.user, reader.costs()
+    shares = (rank_share(job.rows[at], user, cost, rank, world) for _, at in remaining(plan, first))
+    feed = Prefetch(reader.batch, shares)
+    for index, batch in zip(range(first, len(plan)), feed, strict=False):
+        report = learner.step(batch, global_rows=plan.batch(index).size)
+        clock.step(report.rows, report.losses, report.skipped)
+        if progress is not None and (learner.step_index % 10 == 0 or learner.step_index == total):
+            progress(learner.step_index, total, clock.figures())
+        every = job.train.checkpoint_every_steps
+        if job.checkpoint_dir is not None and every and learner.step_index % every == 0:
+            save_checkpoint(job.checkpoint_dir, learner, Position(epoch, index + 1, learner.step_index), key)
+    clock.waited_s += feed.waited_s
+
+
+class _Clock:
+    """Running figures of one job on one rank."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.rows = self.steps = self.skipped = 0
+        self.waited_s = 0.0
+        self.loss: float | None = None
+
+    def step(self, rows: int, losses: tuple[float, ...], skipped: bool) -> None:
+        self.rows, self.steps, self.skipped = self.rows + rows, self.steps + 1, self.skipped + int(skipped)
+        if not skipped:
+            self.loss = losses[0] if self.loss is None else 0.95 * self.loss + 0.05 * losses[0]
+
+    def figures(self) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        return {"loss": self.loss or 0.0, "rows_per_s": self.rows * dist.get_world_size() / seconds}
+
+    def record(self, job: Job, total: int, start: Position) -> dict[str, Any]:
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        return {
+            "name": job.name,
+            "train_rows": int(job.rows.size),
+            "steps": total,
+            "resumed_from_step": start.step,
+            "skipped_steps": self.skipped,
+            "train_seconds": round(seconds, 2),
+            "rows_per_s": round(self.rows * dist.get_world_size() / seconds, 1),
+            "data_wait_share": round(self.waited_s / seconds, 4),
+            "last_loss": self.loss,
+        }

@@ -1,0 +1,1 @@
+"""Ray Tune: sweeps of cheap variants. `python -m tuning --help`."""
