@@ -9,7 +9,7 @@ lock is only stamped. Every other one, also one whose making was killed, is made
 import sys
 
 OLDEST = (3, 11)
-if sys.version_info < OLDEST:  # noqa: UP036 (this check is the reason why the file must parse on older ones)
+if sys.version_info < OLDEST:  # the file must parse on older ones to come this far
     sys.exit(
         "setup: python3 is %d.%d, at least 3.11 is needed. Install one and run: make setup PYTHON=python3.11"  # noqa: UP031
         % tuple(sys.version_info[:2])
@@ -125,7 +125,7 @@ def pip_install(venv: Path, total: int, *arguments: str) -> None:
         assert pip.stdout is not None
         for line in pip.stdout:
             log.write(line)
-            if line.startswith(("Collecting ", "Requirement already")):
+            if line.startswith(("Collecting ", "Processing ", "Requirement already")):
                 seen += 1
                 show(f"setup: fetching {min(seen, total)} of {total} packages", last=seen == total, step=seen % 40 == 0)
             elif line.startswith("Installing collected"):

@@ -26,7 +26,7 @@ VERBOSE_ENV = "GEM_VERBOSE"
 
 @dataclass(frozen=True)
 class LogRule:
-    """Drop records of one logger below ERROR whose message contains `text` ("" = every INFO record)."""
+    """Drop records of one logger below ERROR whose message contains `text`."""
 
     logger: str
     text: str
@@ -47,6 +47,7 @@ LOG_RULES = (
     LogRule("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
     LogRule("ray._private.worker", "Started a local Ray instance"),
     LogRule("ray._private.worker", "Calling ray.init() again"),
+    LogRule("ray.data._internal.progress", "Progress bars disabled"),
     LogRule("ray.train.v2._internal.execution.controller.placement_group_cleaner", "Failed to query Ray Train"),
     LogRule("torchrec.distributed.planner.types", "The topology was constructed directly"),
     LogRule("torchrec.distributed.planner.storage_reservations", "There is a known issue with TorchRec's dense"),
@@ -127,6 +128,7 @@ def quiet_environment(*, local: bool = True) -> dict[str, str]:
         # Our own console draws progress; two live displays in one terminal overwrite each other.
         "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0" if local else "1",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it shows each print() of a training function twice
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "TQDM_DISABLE": "1",
         # No calls home: they wait and complain on machines without a way out.

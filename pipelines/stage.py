@@ -1,8 +1,8 @@
 """Content-addressed stages: work whose inputs hash the same is done once, and unfinished work is never visible.
 
-    <root>/<name>/<key>/             what `build` wrote, and stage.json (key, inputs, record, sha256 of every file)
-    <root>/<name>/.tmp-<key>-<pid>/  being built; renamed when complete, removed when not
-    <root>/<name>/.locks/<key>       one process builds a key, others wait and then find it done
+<root>/<name>/<key>/             what `build` wrote, and stage.json (key, inputs, record, sha256 of every file)
+<root>/<name>/.tmp-<key>-<pid>/  being built; renamed when complete, removed when not
+<root>/<name>/.locks/<key>       one process builds a key, others wait and then find it done
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run_stage(
                 described = _describe(name, key, key_parts, temp, record, time.monotonic() - start)
                 if final.exists():
                     shutil.rmtree(final)  # damaged, else it had been found
-                _write_last(temp, described)
+                write_json(temp / STAGE_FILE, described)
                 commit(temp, final)
         finally:
             shutil.rmtree(temp, ignore_errors=True)
@@ -123,6 +123,10 @@ def _finished(final: Path, key: str) -> dict[str, Any] | None:
 def _describe(
     name: str, key: str, key_parts: Mapping[str, Any], folder: Path, record: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
+    try:
+        canonical_json(record)
+    except TypeError as e:
+        raise GemError(f"stage {name}: its record must be plain JSON values: {e}") from None
     files = {}
     for file in sorted(folder.rglob("*")):
         if file.is_symlink():
@@ -141,13 +145,6 @@ def _describe(
         "seconds": round(seconds, 3),
         "finished_utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _write_last(folder: Path, described: dict[str, Any]) -> None:
-    try:
-        write_json(folder / STAGE_FILE, described)
-    except TypeError as e:
-        raise GemError(f"stage {described['name']}: its record must be plain JSON values: {e}") from None
 
 
 def _result(name: str, path: Path, described: Mapping[str, Any], skipped: bool, seconds: float) -> StageResult:
@@ -184,9 +181,7 @@ def _sweep(home: Path, own: str) -> None:
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
     """Let SIGTERM clean up as Ctrl-C does, where nobody else handles it (only the main thread may)."""
-    mine = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt("SIGTERM")
@@ -196,5 +191,5 @@ def _terminate_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        if mine:
+        if mine and signal.getsignal(signal.SIGTERM) is stop:  # the build may have started a runtime with its own
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -92,8 +92,8 @@ def _gates(models: Mapping[str, Any]) -> str:
     lines = []
     for name, model in models.items():
         version = f" (version {model['version']})" if model["version"] is not None else ""
-        verdict = f"promoted{version}" if model["promoted"] else f"NOT promoted{version}"
-        lines.append(clip(f"{name}: {verdict}", WIDTH))
+        verdict = "promoted    " if model["promoted"] else "NOT promoted"
+        lines.append(clip(f"{verdict}  {name}{version}", WIDTH))
         for reason in model["reasons"]:
             lines += textwrap.wrap(reason, WIDTH, initial_indent="  · ", subsequent_indent="    ")
     return "\n".join(lines)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import shutil
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gem.errors import ConfigError, GemError
+from gem.errors import GemError
 from serving.config import ServingConfig
-
-APP = "gem-rank"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = _config(argv)
     try:
         return _serve(config)
+    except KeyboardInterrupt:
+        return 0
     except GemError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -56,104 +53,31 @@ def _dataset_name(text: str) -> str:
 
 
 def _serve(config: ServingConfig) -> int:
+    from gem.data.store import FeatureStore
     from serving.example import example_request
     from serving.fleet import find_champions, load_scorers
     from serving.router import Router
+    from serving.server import RayServe, check_port, on_signals
 
-    _check_port(config)
+    check_port(config)
     models = find_champions(config)
     router = Router(load_scorers(models))  # everything that can be wrong is found here, before Ray starts
-    example = json.dumps(example_request(router), separators=(",", ":"))
+    store = FeatureStore.open(Path(models[0].store_path), verify=False)  # verified by load_scorers
+    example = json.dumps(example_request(router, store), separators=(",", ":"))
     for name in router.unserved:
         print(f'note: surface "{name}" has no champion; requests for it are answered with 503', file=sys.stderr)
-    stop = _stop_event()
     with RayServe(config) as serve:
-        serve.run(models)
-        url = f"http://{config.host}:{config.port}"
-        served = ", ".join(f"{m.name} v{m.version}" for m in models)
-        print(f"serving {served}\nready at {url}  (docs: {url}/docs, health: {url}/healthz, metrics: {url}/metrics)")
-        print(f"try: curl -s {url}/v1/rank -d {shlex.quote(example)}", flush=True)
-        stop.wait()
-        print("stopping", flush=True)
-    return 0
-
-
-class RayServe:
-    """Serve on a Ray cluster: one of our own (stopped afterwards), or the one RAY_ADDRESS names (left running)."""
-
-    def __init__(self, config: ServingConfig) -> None:
-        self.config = config
-        self.own = not os.environ.get("RAY_ADDRESS")
-        self.metrics_dir = config.folder / f"metrics-{os.getpid()}"
-
-    def __enter__(self) -> RayServe:
-        import ray
-
-        self.metrics_dir.mkdir(parents=True, exist_ok=True)
-        ray.init(
-            address="local" if self.own else None, namespace="serving", include_dashboard=False if self.own else None,
-            log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": self.env()},
-        )  # fmt: skip
-        cpus = ray.cluster_resources().get("CPU", 0.0)
-        wanted = self.config.num_replicas * self.config.replica_cpus
-        if wanted > cpus:
-            self.__exit__()
-            raise ConfigError(
-                f"{self.config.num_replicas} replicas of {self.config.replica_cpus:g} CPU need {wanted:g} CPUs, Ray has "
-                f"{cpus:g}; start fewer with --replicas"
-            )
-        return self
-
-    def env(self) -> dict[str, str]:
-        """Environment of the replicas: where the code is, shared metric files, one thread for NumPy."""
-        paths = [p for p in sys.path if p and Path(p).is_dir()]
-        return {
-            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *paths]),
-            "PROMETHEUS_MULTIPROC_DIR": str(self.metrics_dir),
-            "OMP_NUM_THREADS": str(self.config.torch_threads),
-        }
-
-    def run(self, models: Sequence[object]) -> None:
-        """Deploy and wait until every replica answers."""
-        from ray import serve
-
-        from serving.app import serve_application
-
-        c = self.config
-        options = {"host": c.host, "port": c.port, "request_timeout_s": c.request_timeout_s}
-        serve.start(http_options=options, logging_config={"log_level": "WARNING", "enable_access_log": False})
-        serve.run(serve_application(c, models), name=APP, route_prefix="/")
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-        from ray import serve
-
         try:
-            if self.own:
-                serve.shutdown()
-            else:
-                serve.delete(APP)
+            serve.run(models)
+            url = f"http://{config.host}:{config.port}"
+            print(f"serving {', '.join(f'{m.name} v{m.version}' for m in models)}")
+            print(f"ready at {url}  (docs: {url}/docs, health: {url}/healthz, metrics: {url}/metrics)")
+            print(f"try: curl -s {url}/v1/rank -d {shlex.quote(example)}", flush=True)
+            threading.Event().wait()
         finally:
-            ray.shutdown()
-            shutil.rmtree(self.metrics_dir, ignore_errors=True)
-
-
-def _stop_event() -> threading.Event:
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
-
-
-def _check_port(config: ServingConfig) -> None:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((config.host, config.port))
-        except OSError as e:
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({e.strerror}); stop what uses it or choose --port"
-            ) from None
+            on_signals(signal.SIG_IGN)  # a second Ctrl-C must not leave half a cluster behind
+            print("stopping", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from serving.config import ServingConfig
 from serving.fleet import ServedModel, load_service
 from serving.metrics import CONTENT_TYPE
-from serving.schema import ErrorResponse, RankRequest, RankResponse, Refusal
+from serving.schema import REQUEST_ID, ErrorResponse, RankRequest, RankResponse, Refusal
 from serving.service import RankService
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ def build_app(service: RankService) -> FastAPI:
     @app.post("/v1/rank", response_model=RankResponse, responses=_ERRORS, openapi_extra=_body_schema())
     async def rank(request: Request) -> Response:
         """Rank candidate ads for one user on one surface."""
-        fallback_id = uuid.uuid4().hex
+        request_id = _request_id(request)
         try:
             body = await read_body(request, limit)
-            answer = await service.rank(body)
+            return _json(200, await service.rank(body, request_id))
         except Refusal as e:
-            return _refuse(e, fallback_id)
+            return _refuse(e, request_id)
         except Exception:
-            logger.exception("request %s failed", fallback_id)
-            return _refuse(Refusal(500, "internal", [("", "the model failed on this request; see the log")]), fallback_id)
-        return _json(200, answer, {"X-Request-ID": answer["request_id"]})
+            logger.exception("request %s failed", request_id)
+            internal = Refusal(500, "internal", [("", "the model failed on this request; see the server's log")])
+            return _refuse(internal, request_id)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -88,7 +88,8 @@ class RankReplica:
         tag = serve.get_replica_context().replica_id.unique_id
         self.service = load_service(config, models, replica=str(tag))
 
-    def __serve_build_asgi_app__(self) -> FastAPI:  # noqa: PLW3201 (a hook of Ray Serve)
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve once the replica is constructed."""
         return build_app(self.service)
 
     async def check_health(self) -> None:
@@ -124,13 +125,16 @@ def serve_application(config: ServingConfig, models: Sequence[ServedModel], env:
     return deployment.bind(config, list(models))
 
 
+def _request_id(request: Request) -> str:
+    """The caller's X-Request-ID (Ray Serve's proxy makes one and returns it as a header), else a new id."""
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
 def _refuse(refusal: Refusal, request_id: str) -> Response:
     detail = [{"field": field, "message": message} for field, message in refusal.problems]
     content = {"error": refusal.code, "request_id": request_id, "detail": detail, "limit": refusal.limit}
-    headers = {"X-Request-ID": request_id}
-    if refusal.status == 503:
-        headers["Retry-After"] = "30"
-    return _json(refusal.status, content, headers)
+    return _json(refusal.status, content, {"Retry-After": "30"} if refusal.status == 503 else {})
 
 
 def _json(status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:

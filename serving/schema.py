@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
@@ -21,6 +22,7 @@ MAX_CONTEXT = 256  # context fields
 MAX_ERRORS = 10  # listed in one answer
 MIN_TIME_MS, MAX_TIME_MS = 946_684_800_000, 4_102_444_800_000  # years 2000 to 2100
 MAX_BID = 1e12
+REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
 
 class Refusal(RequestError):
@@ -119,7 +121,7 @@ class RankRequest(_Strict):
     context: dict[str, ContextValue] = Field(default_factory=dict, max_length=MAX_CONTEXT)
     time_ms: TimeMs = Field(default=None, description="when the ad would be shown, ms UTC; null = now")
     candidates: list[Candidate] = Field(min_length=1, json_schema_extra={"maxItems": MAX_CANDIDATES})
-    request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:-]+$")
+    request_id: str | None = Field(default=None, pattern=REQUEST_ID.pattern, description="else X-Request-ID, else made")
 
 
 class ModelRef(BaseModel):
@@ -182,7 +184,8 @@ def parse_request(body: bytes, max_candidates: int = MAX_CANDIDATES) -> RankRequ
     try:
         return RankRequest.model_validate(raw)
     except ValidationError as e:
-        raise Refusal(422, "invalid_request", [_problem(item) for item in e.errors(include_url=False)[:MAX_ERRORS]]) from None
+        problems = [_problem(item) for item in e.errors(include_url=False)[:MAX_ERRORS]]
+        raise Refusal(422, "invalid_request", problems) from None
 
 
 def _decode(body: bytes) -> dict[str, Any]:
@@ -215,7 +218,8 @@ def _problem(item: Any) -> tuple[str, str]:
         return field, "is required"
     if kind == "extra_forbidden":
         model = Candidate if item["loc"][0] == "candidates" else RankRequest
-        return field, f"unknown field.{suggest(last[:MAX_TEXT], model.model_fields)} Allowed: {list(model.model_fields)}"
+        allowed = list(model.model_fields)
+        return field, f"unknown field.{suggest(last[:MAX_TEXT], allowed)} Allowed: {allowed}"
     if field == "candidates" and kind == "too_short":
         return field, "must name at least one ad, got an empty list"
     if kind == "value_error":

@@ -23,6 +23,7 @@ from gem.data.store import FeatureStore
 from gem.errors import BundleError
 from gem.lineage.bundle import Bundle, schema_differences
 from serving.context import ContextFields
+from serving.predictor import Predictor
 from serving.schema import ModelRef
 from serving.store import History, HistoryStore
 
@@ -49,18 +50,15 @@ class Scorer:
         _check_parent(bundle, store)
         info = bundle.info
         schema = info.schema
-        self.model = ModelRef(
-            name=info.name, version=version, bundle_hash=bundle.hash, store_hash=info.parents.data
-        )  # fmt: skip
+        self.model = ModelRef(name=info.name, version=version, bundle_hash=bundle.hash, store_hash=info.parents.data)
         self.group, self.created_utc = info.group, info.created_utc
         self.tasks = tuple(t.name for t in schema.tasks)
         self.all_surfaces = schema.surfaces[NUM_RESERVED:]
         spec = _spec(bundle)
-        self.surfaces = _objectives(bundle, spec)
+        self.surfaces: Mapping[str, str] = _objectives(bundle, spec)
         self.context = ContextFields(spec.context.features)
         self._store, self._histories = store, histories
-        self._config = info.config.student if info.kind == "vertical" else info.config.model
-        self._predictor = Predictor.from_bundle(bundle)
+        self._predictor = Predictor(bundle)
         self._rows_of = {f.name: f.rows for side in (schema.user, schema.ad, schema.context) for f in side.fields}
 
     def find_user(self, user_id: int | str) -> int:
@@ -88,7 +86,7 @@ class Scorer:
             context=take_rows(one, torch.zeros(num, dtype=torch.int64)), labels=outcome, mask=outcome,
             impression_id=np.arange(num, dtype=np.int64),
         )  # fmt: skip
-        batch = collate(self._store.users, self._store.ads, history.timelines, rows, self._config.max_history)
+        batch = collate(self._store.users, self._store.ads, history.timelines, rows, self._predictor.config.max_history)
         check_batch(batch, self._rows_of)
         p = self._predictor.predict(batch)
         return Scores(p, ads != UNKNOWN_ENTITY, user != UNKNOWN_ENTITY, history.cut)
@@ -113,8 +111,8 @@ def _check_parent(bundle: Bundle, store: FeatureStore) -> None:
     name, parents = bundle.info.name, bundle.info.parents
     if store.hash != parents.data:
         raise BundleError(
-            f"{name}: was made from the feature store {parents.data[:16]}, the one at {store.path} is {store.hash[:16]}; "
-            "serve it with its own store or train again on this one"
+            f"{name}: was made from the feature store {parents.data[:16]}, the one at {store.path} is "
+            f"{store.hash[:16]}; serve it with its own store or train again on this one"
         )
     if store.schema.hash != bundle.info.schema.hash:
         differences = "; ".join(schema_differences(bundle.info.schema, store.schema))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -47,12 +46,12 @@ class RankService:
         """Finish what waits on the model thread (also the last log lines) and end it."""
         self._thread.shutdown(wait=True)
 
-    async def rank(self, body: bytes) -> dict[str, Any]:
-        """Answer one request body (see `schema.RankResponse`). Raises Refusal."""
+    async def rank(self, body: bytes, request_id: str) -> dict[str, Any]:
+        """Answer one request body (see `schema.RankResponse`); an id in the body wins. Raises Refusal."""
         start = time.perf_counter()
-        answer, record = await self._on_model_thread(self._answer, body, start)
+        answer, record = await self._on_model_thread(self._answer, body, request_id, start)
         self.metrics.stage("total", time.perf_counter() - start)
-        if record is not None and self._log is not None:
+        if self._log is not None:
             self._thread.submit(self._write, record)
         return answer
 
@@ -71,7 +70,7 @@ class RankService:
     async def _on_model_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    def _answer(self, body: bytes, submitted: float) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def _answer(self, body: bytes, request_id: str, submitted: float) -> tuple[dict[str, Any], dict[str, Any]]:
         begin = time.perf_counter()
         self.metrics.stage("queue", begin - submitted)
         surface = None
@@ -79,7 +78,7 @@ class RankService:
             request = parse_request(body, self.config.max_candidates)
             surface = request.surface
             route = self.router.route(surface)
-            answer, record = self._score(request, route)
+            answer, record = self._score(request, route, request_id)
         except Refusal as e:
             self.metrics.refused(surface, e.status)
             raise
@@ -89,7 +88,7 @@ class RankService:
         self.metrics.stage("score", time.perf_counter() - begin)
         return answer, record
 
-    def _score(self, request: RankRequest, route: Route) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _score(self, request: RankRequest, route: Route, request_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         ranker = route.ranker
         context = ranker.context.values(request.context)
         time_ms = int(self._now_s() * 1000) if request.time_ms is None else request.time_ms
@@ -99,7 +98,7 @@ class RankService:
         scores = ranker.score(user, time_ms, request.surface, context, ad_ids, history)
         p = {task: scores.p[:, k] for k, task in enumerate(ranker.tasks)}
         head: dict[str, Any] = {
-            "request_id": request.request_id or uuid.uuid4().hex,
+            "request_id": request.request_id or request_id,
             "model": ranker.model.model_dump(),
             "surface": route.surface,
             "objective": route.objective,

@@ -25,7 +25,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("RAY_ADDRESS", None)  # a runtime of the tests' own, never a cluster that happens to be named
 
 # Seconds one test may take, by folder; generous, since shared machines are slow. `@pytest.mark.timeout` wins.
-TIMEOUTS = {"unit": 60, "contract": 60, "property": 120, "house": 120, "numerics": 300, "integration": 300, "e2e": 900}
+TIMEOUTS = {"unit": 60, "contract": 60, "property": 120, "house": 240, "numerics": 300, "integration": 300, "e2e": 900}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from pipelines.table import clip
 
 BOX_W, BOX_H, GAP_X, GAP_Y = 196, 74, 40, 14
 NARROW_W, INDENT_X = 372, 26
-CHAR_W = 6.6  # width of a character at 12 px, generous
+CHAR_W, TITLE_W = 6.6, 8.2  # width of a character of a line and of a title, generous
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def graph_of(summary: Mapping[str, Any]) -> Graph:
             deployed = f"champion · version {model['version']}" if model["promoted"] else "not promoted"
             key = f"deploy:{name}"
             kind = "good" if model["promoted"] else "bad"
-            nodes.append(Node(key, 4, "deployment", (deployed, f"serves {model['group'] or name}"), kind))
+            nodes.append(Node(key, 4, "deployment", (deployed, f"for {model['group'] or name}"), kind))
             edges.append((name, key))
     return Graph(tuple(nodes), tuple(edges))
 
@@ -103,9 +103,9 @@ def narrow_svg(graph: Graph) -> str:
     parts: list[str] = []
     y = 2.0
     box_w = NARROW_W - 4
-    upper = [node for c in range(3) for node in graph.column(c)]
-    for i, node in enumerate(upper):
-        if i:
+    teachers = {node.key: node.title for node in graph.column(2)}
+    for node in (node for c in range(3) for node in graph.column(c)):
+        if node.column and node == graph.column(node.column)[0]:
             parts.append(_arrow_down(NARROW_W / 2, y - GAP_Y - 6, y))
         parts.append(_box(node, 2, y, box_w))
         y += BOX_H + GAP_Y + 6
@@ -115,7 +115,10 @@ def narrow_svg(graph: Graph) -> str:
     deployments = {node.key: node for node in graph.column(4)}
     for node in graph.column(3):
         deployment = deployments[follows[node.key]]
-        merged = Node(node.key, 3, node.title, (*node.lines[:2], deployment.lines[0]), deployment.kind)
+        lines = node.lines[:2]
+        if len(teachers) > 1:  # side by side in the wide layout; here the arrows cannot tell them apart
+            lines = (f"taught by {teachers.get(parents[node.key], 'none')}", node.lines[1])
+        merged = Node(node.key, 3, node.title, (*lines, deployment.lines[0]), deployment.kind)
         middle = y + BOX_H / 2
         parts.append(_arrow(f"M{INDENT_X / 2},{middle:.0f} H{INDENT_X - 6}", INDENT_X, middle))
         parts.append(_box(merged, INDENT_X, y, NARROW_W - INDENT_X - 2))
@@ -142,10 +145,19 @@ def _box(node: Node, x: float, y: float, width: float) -> str:
     stroke = {"good": "--good", "bad": "--bad"}.get(node.kind, "--line")
     dash = ' stroke-dasharray="5 4"' if node.kind in ("bad", "ghost") else ""
     room = int((width - 20) / CHAR_W)
-    text = [_line(node.title, x + 11, y + 20, room, 'font-weight="600" fill="var(--ink)" font-size="13"')]
+    text = [
+        _line(
+            node.title,
+            x + 11,
+            y + 20,
+            int((width - 20) / TITLE_W),
+            'font-weight="600" fill="var(--ink)" font-size="13"',
+        )
+    ]
     shown = [line for line in node.lines if line][:3]
     text += [
-        _line(line, x + 11, y + 37 + 15 * i, room, 'fill="var(--soft)" font-size="11.5"') for i, line in enumerate(shown)
+        _line(line, x + 11, y + 37 + 15 * i, room, 'fill="var(--soft)" font-size="11.5"')
+        for i, line in enumerate(shown)
     ]
     frame = f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX_H}" rx="8" fill="var(--ground)" '
     return frame + f'stroke="var({stroke})" stroke-width="1.4"{dash}/>' + "".join(text)

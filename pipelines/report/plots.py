@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pipelines.console import duration
@@ -22,7 +23,7 @@ SERIES = [f"#0102{i:02x}" for i in range(NUM_SERIES)]
 _VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", CARD: "--card", GOOD: "--good"} | {
     color: f"--s{i}" for i, color in enumerate(SERIES)
 }
-WIDTH_IN = 5.2
+WIDTH_IN = 4.9
 MAX_DAYS = 60
 
 
@@ -45,7 +46,7 @@ def calibration_curves(models: Mapping[str, Any], task: str) -> str:
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set(xlabel="mean prediction", ylabel="observed rate")
     _decades(ax, low, high)
-    _legend(ax, len(curves))
+    _legend(fig, len(curves))
     return _svg(fig, f"cal-{task}", f"Calibration of {task}: observed against predicted rate")
 
 
@@ -69,7 +70,7 @@ def ne_by_surface(models: Mapping[str, Any], task: str) -> str:
         if first and y:
             ax.axhline(y - 0.5, color=GRID, linewidth=0.8)
     ax.set_yticks(range(len(rows)), labels)
-    ax.set(xlabel="normalized entropy (lower is better)", ylim=(len(rows) - 0.4, -0.6))
+    ax.set(xlabel="NE (lower is better)", ylim=(len(rows) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     return _svg(fig, f"surface-{task}", f"Normalized entropy of {task} by surface")
 
@@ -94,8 +95,8 @@ def ne_by_day(models: Mapping[str, Any], task: str) -> str:
             ax.plot(x, y, marker="o", markersize=3.5, linewidth=1.4, color=_color(i), label=_label(name))
     every = math.ceil(len(days) / 6)
     ax.set_xticks(range(0, len(days), every), [_label(d[5:] or d) for d in days[::every]])
-    ax.set(ylabel="normalized entropy", xlim=(-0.5, len(days) - 0.5))
-    _legend(ax, len(lines))
+    ax.set(ylabel="NE", xlim=(-0.5, len(days) - 0.5))
+    _legend(fig, len(lines))
     return _svg(fig, f"day-{task}", f"Normalized entropy of {task} by day")
 
 
@@ -106,7 +107,7 @@ def history_histogram(histogram: Mapping[str, Any]) -> str:
         return ""
     fig, ax = _axes(2.5)
     ax.bar(range(len(counts)), counts, width=0.86, color=SERIES[0])
-    names = [_range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    names = [_range(a, b) for a, b in pairwise(edges)]
     every = math.ceil(len(names) / 8)
     ax.set_xticks(range(0, len(names), every), names[::every])
     ax.yaxis.set_major_formatter(lambda value, _: _thousands(value))
@@ -181,13 +182,12 @@ def _decades(ax: Any, low: float, high: float) -> None:
         axis.set_minor_locator(FixedLocator([]))
 
 
-def _legend(ax: Any, num: int) -> None:
-    ax.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.2),
+def _legend(fig: Any, num: int) -> None:
+    fig.legend(
+        loc="outside lower center",
         ncols=min(2, num),
         frameon=False,
-        fontsize=9,
+        fontsize=9.5,
         labelcolor=INK,
         handlelength=1.4,
         columnspacing=1.2,
@@ -236,7 +236,7 @@ def _range(low: float, high: float) -> str:
 
 def _thousands(value: float) -> str:
     for size, unit in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(value) >= max(size, 1e4):
             return f"{value / size:.3g}{unit}"
     return f"{value:g}"
 

@@ -37,9 +37,12 @@ def _verdict_item(name: str, model: Json) -> str:
     what = "foundation model" if model["kind"] == "foundation" else f"vertical model for {model['group'] or name}"
     mark = badge("promoted", "good") if model["promoted"] else badge("not promoted", "bad")
     version = f", version {model['version']}" if model["version"] is not None else ""
-    why = "".join(f"<li>{esc(reason)}</li>" for reason in model["reasons"])
-    why = why or "<li>no reason was recorded</li>" * (not model["promoted"])
-    return f"<li>{mark} <b>{esc(name)}</b> ({esc(what + version)}){f'<ul>{why}</ul>' if why else ''}</li>"
+    head = f"{mark} <b>{esc(name)}</b> ({esc(what + version)})"
+    if model["promoted"]:
+        why = esc("; ".join(model["reasons"]))
+        return f'<li>{head}<div class="why">{why}</div></li>'
+    why = "".join(f"<li>{esc(reason)}</li>" for reason in model["reasons"] or ["no reason was recorded"])
+    return f"<li>{head}<ul>{why}</ul></li>"
 
 
 def facts(summary: Json) -> str:
@@ -67,8 +70,8 @@ def models_section(summary: Json) -> str:
             cells = [_metric(values[m]) for m in ("ne", "auc", "gauc", "calibration")]
             ratio = "–" if model["transfer_ratio"] is None or i else f"{model['transfer_ratio']:.2f}"
             first = f"<b>{esc(name)}</b>" if i == 0 else ""
-            rows.append([first, esc(task), f"{values['rows']:,}", rate, *cells, esc(limit_of(values)), ratio])
-    header = ["model", "task", "rows", "base rate", "NE", "AUC", "gAUC", "calibration", "NE limit", "transfer ratio"]
+            rows.append([first, esc(task), *cells, esc(limit_of(values)), f"{values['rows']:,}", rate, ratio])
+    header = ["model", "task", "NE", "AUC", "gAUC", "calibration", "NE limit", "rows", "base rate", "transfer ratio"]
     note = '<p class="note">Small figures: 95 % intervals. Definitions stand at the end of the page.</p>'
     return section("Models", card(table(header, rows, left=(0, 1)) + note)) if rows else ""
 
@@ -76,16 +79,16 @@ def models_section(summary: Json) -> str:
 def surfaces_section(summary: Json) -> str:
     """The figures behind the pictures by surface, folded away."""
     rows = [
-        [esc(surface), f"<b>{esc(name)}</b>", esc(task), f"{values['rows']:,}"]
+        [esc(surface), f"<b>{esc(name)}</b>", esc(task)]
         + [_metric(values[m]) for m in ("ne", "auc", "calibration")]
-        + [esc(limit_of(values))]
+        + [esc(limit_of(values)), f"{values['rows']:,}"]
         for name, model in summary["models"].items()
         for surface, by_task in model["by_surface"].items()
         for task, values in by_task.items()
     ]
     if not rows:
         return ""
-    header = ["surface", "model", "task", "rows", "NE", "AUC", "calibration", "NE limit"]
+    header = ["surface", "model", "task", "NE", "AUC", "calibration", "NE limit", "rows"]
     body = f"<details><summary>By surface, as a table ({len(rows)} rows)</summary>{table(header, rows, (0, 1, 2))}"
     return card(f"{body}</details>")
 
@@ -93,22 +96,19 @@ def surfaces_section(summary: Json) -> str:
 def pictures_section(summary: Json) -> str:
     """All plots that have something to show."""
     models, out = summary["models"], []
-    for task in plots.tasks_of(models):
-        out += [
-            figure(
-                f"NE of {task} by surface",
-                plots.ne_by_surface(models, task),
-                "Dots: NE, bars: 95 % interval. Dashed: the base rate of the same rows (NE 1). "
-                "Green tick: the Bayes limit, where it is known. Left is better.",
-            ),
-            figure(
-                f"Calibration of {task}",
-                plots.calibration_curves(models, task),
-                "Observed rate against mean prediction, in bins of the prediction. On the dashed line the model "
-                "predicts what happens; below it, it promises too much.",
-            ),
-            figure(f"NE of {task} by day", plots.ne_by_day(models, task), "Dashed: the base rate of each day (NE 1)."),
-        ]
+    tasks = plots.tasks_of(models)
+    surface_text = (
+        "Dots: NE, bars: 95 % interval. Dashed: the base rate of the same rows (NE 1). "
+        "Green tick: the Bayes limit, where it is known. Left is better."
+    )
+    curve_text = (
+        "Observed rate against mean prediction, in bins of the prediction. On the dashed line the model "
+        "predicts what happens; below it, it promises too much."
+    )
+    out += [figure(f"NE of {task} by surface", plots.ne_by_surface(models, task), surface_text) for task in tasks]
+    out += [figure(f"Calibration of {task}", plots.calibration_curves(models, task), curve_text) for task in tasks]
+    day_text = "Each day against its own base rate (dashed, NE 1)."
+    out += [figure(f"NE of {task} by day", plots.ne_by_day(models, task), day_text) for task in tasks]
     out.append(figure("Time per stage", plots.stage_times(summary["stages"]), "Skipped: its inputs had not changed."))
     histogram = plots.history_histogram(summary["history_length_histogram"])
     out.append(figure("History lengths", histogram, "Events of the user known strictly before each impression."))
@@ -173,9 +173,7 @@ def config_section(summary: Json) -> str:
         return ""
     text = json.dumps(summary["config"], indent=2, ensure_ascii=False)
     recipe = f"recipe {summary['recipe']}" if summary["recipe"] else "all values"
-    return section(
-        "Configuration", card(f"<details><summary>{esc(recipe)}</summary><pre>{esc(text)}</pre></details>")
-    )
+    return section("Configuration", card(f"<details><summary>{esc(recipe)}</summary><pre>{esc(text)}</pre></details>"))
 
 
 def next_section(summary: Json) -> str:
@@ -189,7 +187,7 @@ def _metric(metric: Json) -> str:
         return f'– <br><span class="why">{esc(metric["reason"])}</span>'
     text = f"{metric['value']:.4f}"
     if metric["low"] is not None and metric["high"] is not None:
-        text += f'<br><span class="ci">{metric["low"]:.4f} to {metric["high"]:.4f}</span>'
+        text += f'<br><span class="ci">{metric["low"]:.3f}–{metric["high"]:.3f}</span>'
     return text
 
 

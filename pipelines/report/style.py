@@ -6,10 +6,13 @@ Every colour is a CSS variable. Pictures use the same variables, so that they fo
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 # Series colours, readable on both grounds; the order is fixed, so a model keeps its colour in all pictures.
 NUM_SERIES = 8
+
+_WRAP = " wrap"
 
 CSS = """
 :root{color-scheme:light dark;--ground:#f7f8fa;--card:#fff;--ink:#1b2330;--soft:#5b6675;--line:#dfe3ea;
@@ -31,12 +34,13 @@ p{margin:6px 0}
 a{color:var(--accent)}
 .sub,.note{color:var(--soft);font-size:13px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px;margin:0 0 14px}
-.verdict{border-left:5px solid var(--good)}.verdict.bad{border-left-color:var(--bad)}
+.verdict{border-left:5px solid var(--good);overflow-wrap:anywhere}.verdict.bad{border-left-color:var(--bad)}
 .verdict.mixed{border-left-color:var(--warn)}
 .verdict .lead{font-size:17px;font-weight:600;margin:0 0 6px}
 .verdict ul{margin:8px 0 0;padding:0;list-style:none}
 .verdict li{padding:7px 0;border-top:1px solid var(--line)}
 .verdict li ul{margin:2px 0 0;padding-left:18px;list-style:disc}.verdict li li{border:0;padding:1px 0;color:var(--soft)}
+.verdict .why{color:var(--soft);font-size:13.5px}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:14px 0}
 .fact{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:11px 14px}
 .fact b{display:block;font-size:21px;line-height:1.25;font-variant-numeric:tabular-nums}
@@ -49,7 +53,7 @@ table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:
 th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:600;font-size:12.5px;white-space:nowrap}
 td{white-space:nowrap}
-td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:110px;max-width:280px}
+td.l{white-space:normal}td.wrap{overflow-wrap:anywhere;min-width:170px;max-width:280px}
 th.l,td.l{text-align:left}
 tr:last-child td{border-bottom:0}
 tr.first td{border-top:1px solid var(--line)}
@@ -96,18 +100,24 @@ def section(title: str, body: str) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """A table that scrolls sideways on a narrow screen. Header: plain text; cells: HTML already escaped.
 
-    left: the columns whose text stands to the left and may wrap.
+    left: the columns whose text stands to the left and wraps between words, in very long words anywhere.
     """
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
-            f'<{tag} class="l wrap">{cell}</{tag}>' if i in left else f"<{tag}>{cell}</{tag}>"
+            f'<{tag} class="l{_WRAP if _longest_word(cell) > 24 else ""}">{cell}</{tag}>'
+            if i in left
+            else f"<{tag}>{cell}</{tag}>"
             for i, cell in enumerate(row)
         )
 
     head = cells("th", [esc(name) for name in header])
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _longest_word(cell: str) -> int:
+    return max((len(word) for word in re.sub(r"<[^>]*>", "", cell).split()), default=0)
 
 
 def figure(title: str, svg: str, caption: str) -> str:

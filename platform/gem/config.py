@@ -24,10 +24,14 @@ class WorldConfig:
     num_impressions: int = 150_000
     num_organic_events: int = 400_000
     seed: int = 7
+    duplicate_share: float = 0.005  # of impression rows written twice, for the guards to find
+    null_user_share: float = 0.001  # of impression rows without their user id
 
 
 @dataclass(frozen=True)
 class DataConfig:
+    """Which data set is read, how its days are split and how many bad rows are borne."""
+
     dataset: str = "generated"  # a name under pipelines/datasets or a path to a spec file
     data_dir: str = ""  # folder of the raw tables; empty only for `generated`
     test_day: str = ""  # YYYY-MM-DD; empty = last day in the log
@@ -55,6 +59,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """How one model is trained; learning rates are per step, batch sizes over all workers."""
+
     epochs: int = 1
     batch_impressions: int = 1024  # global, over all workers
     window_days: int = 1  # impressions of so many days are shuffled together, windows in time order
@@ -81,6 +87,8 @@ class TransferConfig:
 
 @dataclass(frozen=True)
 class GateConfig:
+    """What a challenger must reach on the test day to become champion."""
+
     min_calibration: float = 0.9
     max_calibration: float = 1.1
     max_ne: float = 1.0  # must beat the base rate
@@ -89,6 +97,8 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
+    """Everything one run of the loop depends on; written beside its results."""
+
     recipe: str = "default"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import urllib.error
@@ -42,9 +43,10 @@ def test_job_imports_uploaded_source_and_joins_the_cluster(head: LocalHead, repo
         "print('DRIVER', gem.__file__); print('WORKER', ray.get(f.remote(), timeout=100)); "
         "print('RUNS', os.environ['GEM_RUNS_DIR']); print('GIT', os.path.exists('.git'), os.path.exists('.venv'))"
     )
-    done = run_submit(
-        head, repo_root, "--runs-dir", str(tmp_path), "--entrypoint", f'{sys.executable} -c "{code}"', RAY_ADDRESS=head.address
-    )
+    command = shlex.join([sys.executable, "-c", code])
+    # Ray's own client would follow RAY_ADDRESS, to nowhere, in spite of the explicit address.
+    nowhere = "http://127.0.0.1:9"
+    done = run_submit(head, repo_root, "--runs-dir", str(tmp_path), "--entrypoint", command, RAY_ADDRESS=nowhere)
     assert done.returncode == 0, done.stdout + done.stderr
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0].isupper())
     assert "working_dir_files" in said["DRIVER"]

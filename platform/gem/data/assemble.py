@@ -1,6 +1,7 @@
 """The driver's part of preprocess: reduce per-file and per-shard records, fit, number entities, finish the store.
 
-    cut_file (per file) -> plan_shards -> build_shard (per shard) -> fit_store -> encode_shard (per shard) -> finish_store
+cut_file (per file) -> plan_shards -> build_shard (per shard) -> fit_store -> encode_shard (per shard)
+-> finish_store
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gem.data.encoding import Encoder
 from gem.data.fitting import EntityCounts, Moments, TrainCounts, fit_encoder
 from gem.data.keys import KeyIndex
 from gem.data.rows import SideRows
-from gem.data.schema import OOV, Side
+from gem.data.schema import OOV
 from gem.data.shards import ShardPlan, merged_counts, shard_name
 from gem.data.spec import DatasetSpec
 from gem.data.vocabulary import COUNTS, as_text
@@ -90,17 +91,17 @@ def fit_store(spec: DatasetSpec, plan: ShardPlan, work: Path, shards: Sequence[R
             moments=_merged_moments(shards),
         ),
     )
-    files = {
-        store_write.SPEC: store_write.write_text(store, store_write.SPEC, spec.model_dump_json(indent=1)),
-        store_write.SCHEMA: store_write.write_text(
-            store, store_write.SCHEMA, store_write.canonical_json(encoder.schema.to_dict())
-        ),
-        store_write.ENCODER: store_write.write_text(store, store_write.ENCODER, encoder.to_json()),
-        store_write.USERS: store_write.write_table(
-            store, store_write.USERS, encoder.encode_entities("user", _with_unknown(users))
-        ),
-        store_write.ADS: store_write.write_table(store, store_write.ADS, encoder.encode_entities("ad", _with_unknown(ads))),
+    texts = {
+        store_write.SPEC: spec.model_dump_json(indent=1),
+        store_write.SCHEMA: store_write.canonical_json(encoder.schema.to_dict()),
+        store_write.ENCODER: encoder.to_json(),
     }
+    tables = {
+        store_write.USERS: encoder.encode_entities("user", _with_unknown(users)),
+        store_write.ADS: encoder.encode_entities("ad", _with_unknown(ads)),
+    }
+    files = {name: store_write.write_text(store, name, text) for name, text in texts.items()}
+    files |= {name: store_write.write_table(store, name, table) for name, table in tables.items()}
     firsts = np.cumsum([1, *(s["users"] for s in shards)])[:-1]
     return FittedStore(encoder, tuple(firsts.tolist()), files, users.num_rows, ads.num_rows, duplicate_ads)
 
@@ -120,9 +121,7 @@ def finish_store(
     first, second, partitions = passes
     files = {**fitted.files, **partitions, **quarantine.write(store, work, first)}
     days = sorted({day_of(f) for f in files if f.startswith("impressions/")})
-    rows_by_day = {
-        d: sum(files[f]["rows"] for f in store_write.paths_of(files, "impressions", d)) for d in days
-    }
+    rows_by_day = {d: sum(files[f]["rows"] for f in store_write.paths_of(files, "impressions", d)) for d in days}
     held_out = [split.validation_day, split.test_day]
     manifest = {
         "version": store_write.VERSION,
@@ -163,21 +162,20 @@ def unknown_rates(store: Path, encoder: Encoder, files: Sequence[str], days: Seq
     names = [f"{store_write.CONTEXT_PREFIX}{f.name}" for f in encoder.schema.context.fields if f.name != "surface"]
     paths = [store / f for day in days for f in store_write.paths_of(files, "impressions", day)]
     met: dict[str, list[int]] = {}
-    weights: dict[str, Any] = {"user": [], "ad": []}
+    used: dict[str, list[Any]] = {"user": [], "ad": []}
     for path in paths:
         rows = pq.read_table(path, columns=["user", "ad", "surface", *names])
         for field in encoder.schema.context.fields:
             column = rows["surface" if field.name == "surface" else f"{store_write.CONTEXT_PREFIX}{field.name}"]
             values = (pc.list_flatten(column) if field.multi else column).to_numpy()
             _tally(met, field.table, int((values == OOV).sum()), len(values))
-        for side in weights:
-            weights[side].append(rows[side].to_numpy())
-    for name, relative in (("user", store_write.USERS), ("ad", store_write.ADS)):
-        side: Side = getattr(encoder.schema, name)
-        used = np.concatenate(weights[name]) if weights[name] else np.zeros(0, np.int64)
+        for name, indices in used.items():
+            indices.append(rows[name].to_numpy())
+    sides = (("user", encoder.schema.user, store_write.USERS), ("ad", encoder.schema.ad, store_write.ADS))
+    for name, side, relative in sides:
         table = pq.read_table(store / relative)
         rows_of_side = SideRows(side, {c: table[c].combine_chunks() for c in table.column_names}, table.num_rows)
-        taken = rows_of_side.take(used)
+        taken = rows_of_side.take(np.concatenate([np.zeros(0, np.int64), *used[name]]))
         for field in side.fields:
             values = taken.ids[field.name].numpy()
             _tally(met, field.table, int((values == OOV).sum()), len(values))

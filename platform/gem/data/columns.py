@@ -6,6 +6,7 @@ Serving uses `category_text` too, so that a request and a training row spell a v
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 
 import numpy as np
@@ -30,7 +31,7 @@ def text(values: pa.Array) -> pa.Array:
     """Text as it is compared everywhere: NFC, no surrounding blanks, null for the NULL_TEXTS."""
 
     def clean(words: pa.Array) -> pa.Array:
-        words = pc.utf8_trim_whitespace(pc.utf8_normalize(words.cast(pa.string()), form="NFC"))
+        words = pc.utf8_trim_whitespace(_compose(words.cast(pa.string())))
         return pc.if_else(pc.is_in(words, pa.array(NULL_TEXTS)), pa.scalar(None, pa.string()), words)
 
     return _per_distinct(values, clean)
@@ -184,6 +185,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
+    """Lists of any Arrow spelling."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -203,6 +205,15 @@ def _per_distinct(values: pa.Array, change: Callable[[pa.Array], pa.Array]) -> p
         return pa.array([], pa.string())
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
     return change(coded.dictionary).take(coded.indices)
+
+
+def _compose(words: pa.Array) -> pa.Array:
+    """NFC; `pc.utf8_normalize(form="NFC")` of pyarrow 25 leaves "e" + U+0301 in two pieces."""
+    foreign = pc.fill_null(pc.invert(pc.string_is_ascii(words)), False)
+    if not pc.any(foreign).as_py():
+        return words
+    composed = [unicodedata.normalize("NFC", word) for word in words.filter(foreign).to_pylist()]
+    return pc.replace_with_mask(words, foreign, pa.array(composed, pa.string()))
 
 
 def _drop_zero_fraction(words: pa.Array) -> pa.Array:

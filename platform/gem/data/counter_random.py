@@ -20,20 +20,21 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 class CounterRandom:
     """Draws keyed by a seed. `stream` names what is drawn; two streams are independent.
 
-    Keys are non-negative integers or integer arrays; they broadcast, and the draws have their shape.
+    Keys are non-negative integers or integer arrays; they broadcast, and the draws have their shape (scalars
+    give one draw, shape [1]).
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = np.uint64(seed % 2**64)
+        self._seed = np.array([seed % 2**64], dtype=np.uint64)
 
     def words(self, stream: str, *keys: ArrayLike) -> Words:
         """64 random bits per key tuple."""
-        state = _mix(np.atleast_1d(self._seed + _GOLDEN))
+        state = _mix(self._seed + _GOLDEN)
         for byte in stream.encode():
             state = _mix(state ^ np.uint64(byte))
         out = state
         for key in keys:
-            out = _mix(out + _GOLDEN * (np.asarray(key).astype(np.uint64) + np.uint64(1)))
+            out = _mix(out + _GOLDEN * (np.atleast_1d(key).astype(np.uint64) + np.uint64(1)))
         return out
 
     def uniform(self, stream: str, *keys: ArrayLike) -> Floats:
@@ -48,7 +49,7 @@ class CounterRandom:
 
     def below(self, limit: ArrayLike, stream: str, *keys: ArrayLike) -> NDArray[np.int64]:
         """Uniform integers in [0, limit)."""
-        return np.floor(self.uniform(stream, *keys) * np.asarray(limit)).astype(np.int64)
+        return np.asarray(np.floor(self.uniform(stream, *keys) * np.asarray(limit)), dtype=np.int64)
 
 
 def _mix(x: Words) -> Words:

@@ -9,6 +9,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gem.config import DataConfig
 from gem.errors import DataError, SpecError
@@ -18,6 +20,7 @@ I64 = npt.NDArray[np.int64]
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 _QUARTER_MS = 900_000  # zone offsets change on a quarter of an hour
+NO_DAY = -(2**31)
 BEFORE = "before"  # partition of everything known before the first impression day
 
 
@@ -82,6 +85,23 @@ def day_number(text: str) -> int:
     return (dt.date.fromisoformat(text) - dt.date(1970, 1, 1)).days
 
 
+def parse_days(texts: pa.Array | pa.ChunkedArray, where: str) -> npt.NDArray[np.int32]:
+    """Days since 1970-01-01 of yyyymmdd or yyyy-mm-dd, [N] -> [N] int32; NO_DAY for null. DataError names `where`."""
+    coded = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    coded = coded.dictionary_encode()
+    numbers = [*(_parse_day(t, where) for t in coded.dictionary.to_pylist()), NO_DAY]
+    codes = pc.fill_null(coded.indices, len(numbers) - 1).to_numpy(zero_copy_only=False)
+    out: npt.NDArray[np.int32] = np.array(numbers, np.int32)[codes]
+    return out
+
+
+def _parse_day(text: str, where: str) -> int:
+    try:
+        return day_number(text)
+    except ValueError:
+        raise DataError(f'{where}: "{text}" is not a day; allowed are 20220506 and 2022-05-06') from None
+
+
 def missing_days(days: Sequence[str]) -> list[str]:
     """Calendar days between the first and the last of `days` that are not among them."""
     present = {day_number(d) for d in days}
@@ -108,8 +128,8 @@ def choose_split(days: Iterable[str], config: DataConfig) -> Split:
     train = tuple(d for d in known if d < validation)
     if not train:
         raise DataError(
-            f"no day before the validation day {validation} is left to train on; the log has {known[0]} to {known[-1]}. "
-            "At least three days of impressions are needed"
+            f"no day before the validation day {validation} is left to train on; the log has {known[0]} to {known[-1]}."
+            " At least three days of impressions are needed"
         )
     return Split(train, validation, test)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from gem.data.batch import EntityRows
 from gem.data.days import hours, weekdays
 from gem.data.rows import SideRows
-from gem.data.schema import NULL, NUM_RESERVED, OOV, Schema, Side
+from gem.data.schema import NULL, NUM_RESERVED, OOV, Schema
 from gem.data.vocabulary import Vocabulary, as_text
 from gem.errors import DataError, StoreError
 
@@ -216,8 +216,3 @@ def _encode_vectors(feature: Feature, values: Any, num_rows: int) -> pa.Array:
             raise DataError(f'feature "{feature.name}": a vector has {bad} numbers, the spec says width {width}')
         out[present] = np.nan_to_num(flat.reshape(-1, width), nan=0.0, posinf=0.0, neginf=0.0)
     return pa.FixedSizeListArray.from_arrays(pa.array(out.reshape(-1)), width)
-
-
-def side_names(side: Side) -> list[str]:
-    """Names of all encoded columns of a side."""
-    return [f.name for f in side.fields] + list(side.numeric) + [name for name, _ in side.vectors]

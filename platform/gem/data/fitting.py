@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from gem.data.canonical import flag_names, kind_names
 from gem.data.encoding import HOUR, ID_FIELD, SURFACE, WEEKDAY, Encoder, Feature, transform
 from gem.data.schema import NUM_RESERVED, Field, Schema, Side, Task
-from gem.data.spec import DatasetSpec, EntitySpec, FeatureSpec, SurfaceSpec
+from gem.data.spec import DatasetSpec, FeatureSpec, SurfaceSpec
 from gem.data.vocabulary import COUNTS, Vocabulary, count_values, fit_vocabulary, merge_counts
 from gem.errors import SpecError
 
 I64 = npt.NDArray[np.int64]
+_NO_LIMIT = 2**40
 _MAX_SURFACES = 10_000  # codes are int16
 RESERVED_SURFACES = ("<pad>", "<null>", "<unknown>")
 
@@ -90,7 +91,8 @@ def fit_encoder(spec: DatasetSpec, counts: TrainCounts) -> Encoder:
     limits: dict[str, list[tuple[int, int]]] = {}
     features: dict[str, tuple[Feature, ...]] = {}
     for name, entity, seen in sides:
-        _add(value_counts, limits, ID_FIELD[name], count_values(seen.table["key"], seen.seen), (entity.min_count, 2**40))
+        ids = count_values(seen.table["key"], seen.seen)
+        _add(value_counts, limits, ID_FIELD[name], ids, (entity.min_count, _NO_LIMIT))
         for f in entity.features:
             if f.kind in ("categorical", "multi"):
                 _add(value_counts, limits, _table(f), count_values(seen.table[f.name], seen.seen), _limit(f))
@@ -223,8 +225,3 @@ def _table(f: FeatureSpec) -> str:
 
 def _limit(f: FeatureSpec) -> tuple[int, int]:
     return f.min_count, f.max_rows
-
-
-def entity_spec(spec: DatasetSpec, side: str) -> EntitySpec:
-    """The entity part of a spec by side name."""
-    return spec.users if side == "user" else spec.ads

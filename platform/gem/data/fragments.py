@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gem.data import canonical
-from gem.data.days import day_numbers, day_text
+from gem.data.days import NO_DAY, day_numbers, day_text, parse_days
 from gem.data.hashing import stable_hash64
 from gem.data.shards import shard_name
-from gem.data.spec import DatasetSpec
+from gem.data.spec import DatasetSpec, FeatureSpec
 
 Role = Literal["impressions", "events", "labels", "users", "ads"]
 _SALT = "user-shard"
+_DAY = "log day"  # no feature can be mistaken for it
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def read_job(spec: DatasetSpec, job: FileJob) -> canonical.Canonical:
     """Canonical rows of a job's file."""
     path = Path(job.file)
     if job.role == "impressions":
-        return canonical.read_impressions(spec, path)
+        return _read_impressions(spec, path)
     if job.role == "events":
         return canonical.read_events(spec, job.source, path)
     if job.role == "labels":
@@ -95,13 +96,30 @@ def cut_file(spec: DatasetSpec, job: FileJob, root: Path, work: Path, num_shards
     if rows.num_rows and "time_ms" in rows.column_names:
         record["max_time_ms"] = pc.max(rows["time_ms"]).as_py()
     if job.role == "impressions":
-        days, counts = np.unique(_days(rows, spec.impressions.zone), return_counts=True)
+        days, counts = np.unique(rows["day"].to_numpy(), return_counts=True)
         record["days"] = {day_text(d): n for d, n in zip(days.tolist(), counts.tolist(), strict=True)}
     return record
 
 
-def _days(rows: pa.Table, zone: str) -> Any:
-    return day_numbers(rows["time_ms"].combine_chunks().to_numpy(zero_copy_only=False), zone)
+def _read_impressions(spec: DatasetSpec, path: Path) -> canonical.Canonical:
+    """Canonical impressions and their `day` (int32, days since 1970-01-01).
+
+    A day column is read along as one more categorical value, so that it goes through the same checks; rows without one
+    get the day of their time.
+    """
+    column = spec.impressions.day
+    if column:
+        extra = FeatureSpec(name=_DAY, column=column, kind="categorical")
+        context = spec.context.model_copy(update={"features": [*spec.context.features, extra]})
+        spec = spec.model_copy(update={"context": context})
+    got = canonical.read_impressions(spec, path)
+    days = day_numbers(got.rows["time_ms"].to_numpy(), spec.impressions.zone)
+    if column:
+        own = parse_days(got.rows[f"ctx:{_DAY}"], f'{path}, column "{column}"')
+        days = np.where(own == NO_DAY, days, own)
+        got.rows = got.rows.drop_columns([f"ctx:{_DAY}"])
+    got.rows = got.rows.append_column("day", pa.array(days, pa.int32()))
+    return got
 
 
 def _write_shards(rows: pa.Table, column: str, folder: Path, name: str, num_shards: int) -> None:

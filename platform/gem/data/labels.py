@@ -21,9 +21,7 @@ I8 = npt.NDArray[np.int8]
 I64 = npt.NDArray[np.int64]
 
 
-def join_log(
-    key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None, log_end_ms: int
-) -> I8:
+def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None, log_end_ms: int) -> I8:
     """Label [N]: 1 if `log` (keys, times) has the key within [time, time + window], else 0 or -1.
 
     -1 where the impression is younger than the window at `log_end_ms` and no row was seen: the outcome may still

@@ -26,8 +26,10 @@ def by_table(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 def write(store: Path, work: Path, records: Sequence[dict[str, Any]]) -> dict[str, store_write.Entry]:
     """Write `quarantine/<table>.parquet` (row, reason, file) and return the manifest entries."""
     tables = collect(work, records)
-    return {f"quarantine/{t}.parquet": store_write.write_table(store, f"quarantine/{t}.parquet", rows)
-            for t, rows in tables.items()}
+    return {
+        f"quarantine/{t}.parquet": store_write.write_table(store, f"quarantine/{t}.parquet", rows)
+        for t, rows in tables.items()
+    }
 
 
 def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table]:

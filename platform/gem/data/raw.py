@@ -87,7 +87,10 @@ def read_columns(table: TableSpec, path: Path, columns: Iterable[str]) -> RawRow
             return RawRows(pq.ParquetFile(path, page_checksum_verification=True).read(columns=wanted))
         return _read_csv(path, names, wanted)
     except (pa.ArrowInvalid, OSError) as e:
-        raise DataError(f"{path}: damaged or not readable: {e}. Restore the file; no row of it was used.") from None
+        todo = "Restore the file; no row of it was used."
+        if "Expected all lists to be of size" in str(e):
+            todo = "pyarrow cannot read nulls in a fixed-size list: write that column as a plain list<float32>."
+        raise DataError(f"{path}: damaged or not readable: {e}. {todo}") from None
 
 
 def quarantine(table: TableSpec, path: Path, rows: dict[int, str], raw: RawRows) -> pa.Table:

@@ -90,6 +90,7 @@ def build_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int) -> d
         "user": rows["user_code"],
         "ad": rows["ad"],
         "time_ms": rows["time_ms"],
+        "day": rows["day"],
         "cut": pa.array(cuts(_np(events["user_code"]), _np(events["known_ms"]), user, time_ms)),
         "surface": rows["surface"],
     }
@@ -98,7 +99,7 @@ def build_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int) -> d
     columns |= {f"label_{t}": pa.array(v) for t, v in labels.items()}
     columns |= {f"true_{n[5:]}": rows[n] for n in rows.column_names if n.startswith("true:")}
     out = work / "built"
-    train = pa.array(day_numbers(time_ms, spec.impressions.zone) <= plan.last_train_day)
+    train = pa.array(_np(rows["day"]) <= plan.last_train_day)
     train_rows = rows.filter(train)
     seen = np.bincount(_np(train_rows["user_code"]), minlength=len(keys))
     users = _user_table(keys, entities).append_column("seen", pa.array(seen, pa.int64()))
@@ -126,7 +127,6 @@ def encode_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int, fir
     store, source = work.parent, work / "built" / shard_name(shard)
     encoder = Encoder.from_json((store / store_write.ENCODER).read_text(encoding="utf-8"))
     ads = KeyIndex(pq.read_table(store / store_write.ADS, columns=["key"])["key"])
-    zone = spec.impressions.zone
     events = pq.read_table(source / "events.parquet")
     table = pa.table(
         {
@@ -140,9 +140,8 @@ def encode_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int, fir
             "dwell": events["dwell"],
         }
     )
-    files = store_write.write_by_day(
-        store, "timelines", shard, table, _day_names(_np(events["known_ms"]), zone, plan.first_day)
-    )
+    days = _day_names(day_numbers(_np(events["known_ms"]), spec.impressions.zone), plan.first_day)
+    files = store_write.write_by_day(store, "timelines", shard, table, days)
     rows = pq.read_table(source / "impressions.parquet")
     time_ms = _np(rows["time_ms"])
     raw = {n[4:]: rows[n] for n in rows.column_names if n.startswith("ctx:")}
@@ -157,7 +156,7 @@ def encode_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int, fir
     }
     columns |= {f"{store_write.CONTEXT_PREFIX}{n}": context[n] for n in (HOUR, WEEKDAY, *raw)}
     columns |= {n: rows[n] for n in rows.column_names if n.startswith(("label_", "true_"))}
-    days = _day_names(time_ms, zone, plan.first_day)
+    days = _day_names(_np(rows["day"]), plan.first_day)
     return files | store_write.write_by_day(store, "impressions", shard, pa.table(columns), days)
 
 
@@ -212,7 +211,7 @@ def _distinct_impressions(rows: pa.Table) -> pa.Table:
     Of rows with one duplicate key the one with the most positive labels stays, wherever it stood.
     """
     ties = [-_np(rows[n]).astype(np.int64) for n in rows.column_names if n.startswith("label:")]
-    ties += [_np(rows[n]).astype(np.int64) for n in ("time_ms", "ad_code", "impression_id")]
+    ties += [_np(rows[n]).astype(np.int64) for n in ("time_ms", "ad_code", "impression_id", "day")]
     ties.append(stable_hash64(rows["surface"]).view(np.int64))
     rows = rows.filter(pa.array(first_of_each((_np(rows["user_code"]), _np(rows["dup"])), ties)))
     order = np.lexsort(tuple(_np(rows[n]) for n in ("ad_code", "impression_id", "time_ms", "user_code")))
@@ -241,9 +240,7 @@ def _user_table(keys: pa.Array, entities: pa.Table) -> pa.Table:
     return pa.table({"key": keys, **{n: entities[n].take(position) for n in features}})
 
 
-def _counts(
-    spec: DatasetSpec, plan: ShardPlan, train_rows: pa.Table, events: pa.Table, ad_keys: pa.Array
-) -> pa.Table:
+def _counts(spec: DatasetSpec, plan: ShardPlan, train_rows: pa.Table, events: pa.Table, ad_keys: pa.Array) -> pa.Table:
     """Counts over training days: columns group, value, count. `ad_known` lists every ad of the log."""
     known = day_numbers(_np(events["known_ms"]), spec.impressions.zone) <= plan.last_train_day
     groups = {
@@ -255,9 +252,7 @@ def _counts(
     for f in spec.context.features:
         if f.kind in ("categorical", "multi"):
             groups[f"ctx:{f.name}"] = count_values(train_rows[f"ctx:{f.name}"])
-    parts = [
-        t.append_column("group", pa.array([name] * t.num_rows, pa.string())) for name, t in groups.items()
-    ]
+    parts = [t.append_column("group", pa.array([name] * t.num_rows, pa.string())) for name, t in groups.items()]
     return pa.concat_tables(parts)
 
 
@@ -280,8 +275,7 @@ def _context_moments(spec: DatasetSpec, train_rows: pa.Table) -> dict[str, list[
     return out
 
 
-def _day_names(time_ms: npt.NDArray[np.int64], zone: str, first_day: int) -> npt.NDArray[np.str_]:
-    numbers = day_numbers(time_ms, zone)
+def _day_names(numbers: npt.NDArray[np.int32], first_day: int) -> npt.NDArray[np.str_]:
     distinct, inverse = np.unique(numbers, return_inverse=True)
     names = np.array([day_text(n) if n >= first_day else BEFORE for n in distinct.tolist()], dtype=np.str_)
     out: npt.NDArray[np.str_] = names[inverse.reshape(-1)] if len(names) else np.empty(0, np.str_)

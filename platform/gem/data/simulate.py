@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gem.data.world import CATEGORIES, DEVICES, Floats, Ints, Items, Users, World, ad_activity, affinity, drifted
+from gem.data.world import (
+    CATEGORIES,
+    DEVICES,
+    DRIFTING,
+    Floats,
+    Ints,
+    Items,
+    Users,
+    World,
+    ad_activity,
+    affinity,
+    drifted,
+)
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
@@ -22,8 +34,8 @@ MAX_PER_DAY = 65_535  # events of one user and kind; the sequence number takes 1
 CONVERSION_LIMIT_MS = 48 * HOUR_MS
 
 # click logits by surface: feed, stories, messaging
-BASE = np.array([-3.05, -3.45, -2.6])
-TASTE = np.array([0.75, 0.6, 0.55])
+BASE = np.array([-3.1, -3.5, -2.65])
+TASTE = np.array([0.7, 0.6, 0.5])
 INTENT = np.array([1.3, 1.1, 1.7])
 FATIGUE = np.array([0.3, 0.4, 0.2])
 SLOT = np.array([0.06, 0.02, 0.0])
@@ -34,7 +46,7 @@ SURFACE_SHARE = np.array([0.58, 0.86])  # cumulative: 58 % feed, 28 % stories, 1
 
 BURST_CHANCE = 0.65  # per user and day
 BURST_HOURS = (4.0, 30.0)
-BURST_ORGANIC, BURST_ADS = 0.5, 0.2  # share of events that follow the burst's category
+BURST_ORGANIC, BURST_ADS = 0.6, 0.2  # share of events that follow the burst's category
 FATIGUE_KEPT = 0.5  # overnight
 SESSION_MINUTES = 14.0
 _HOUR_WEIGHT = np.array([3, 2, 1, 1, 1, 1, 2, 4, 5, 5, 5, 5, 7, 6, 5, 5, 5, 6, 8, 10, 12, 12, 9, 6], dtype=np.float64)
@@ -100,7 +112,7 @@ def simulate_day(world: World, state: ChunkState, day: int) -> tuple[Impressions
     """Advance the chunk by one day; days must come in order from 0."""
     users = state.users
     state.drift = drifted(world, users, state.drift, day)
-    taste = users.interest + 0.67 * state.drift
+    taste = users.interest + DRIFTING * state.drift
     by_category = affinity(taste[:, None, :], world.centroids[None, :, :])
     organic = _organic(world, users, taste, by_category, day)
     return _impressions(world, state, taste, by_category, day), organic
@@ -116,7 +128,7 @@ def _events(world: World, users: Users, kind: str, by_category: Floats, day: int
     k = np.arange(row.shape[0]) - np.repeat(np.cumsum(count) - count, count)
     user = users.index[row]
     time_ms = _times(world, kind, user, k, day)
-    preference = np.log(world.category_weight) + (0.5 if ads else 1.3) * by_category
+    preference = np.log(world.category_weight) + (0.5 if ads else 1.6) * by_category
     category = _pick(preference, row, world.random.uniform(kind + " category", user, day, k))
     wanted = _wanted(world, user, time_ms, day)
     follow = world.random.uniform(kind + " follows", user, day, k) < (BURST_ADS if ads else BURST_ORGANIC)
@@ -130,9 +142,10 @@ def _daily_rate(world: World, users: Users, ads: bool, day: int) -> Floats:
     """[n] expected events of the day; weekends are busier, the whole log sums to the configured total."""
     days = np.where(np.arange(world.config.num_days) % 7 >= 5, 1.25, 1.0)
     share = days[day] / days.sum()
-    if ads:
-        return world.config.num_impressions * share * ad_activity(users.activity) / world.total_ad_activity[0]
-    return world.config.num_organic_events * share * users.activity / world.total_activity[0]
+    total = world.config.num_impressions if ads else world.config.num_organic_events
+    activity = ad_activity(users.activity) if ads else users.activity
+    everyone = world.total_ad_activity if ads else world.total_activity
+    return np.asarray(total * share * activity / everyone, dtype=np.float64)
 
 
 def _session_start(world: World, user: Ints, day: int, session: Ints | int) -> Ints:

@@ -51,6 +51,7 @@ class ImpressionSpec(_Strict):
     surface: str
     time: TimeSpec
     zone: str = "UTC"  # where a day begins
+    day: str | None = None  # column with the log's own day (yyyymmdd or yyyy-mm-dd); by time and zone if absent
     id: str | None = None  # impression id; made from (user, ad, time) if absent
     duplicate_key: list[str] = Field(default_factory=list)  # rows equal in these columns are one row
     outcomes: list[str] = Field(default_factory=list)  # known only afterwards: refused as features

@@ -180,7 +180,7 @@ def _column_uses(spec: DatasetSpec) -> Iterator[tuple[str, str, str]]:
     """(field of the spec, table, column) of every column the spec names."""
     imp = spec.impressions
     named = [("user", imp.user), ("ad", imp.ad), ("surface", imp.surface), ("time.column", imp.time.column)]
-    named += [("id", imp.id)] if imp.id else []
+    named += [(where, column) for where, column in (("id", imp.id), ("day", imp.day)) if column]
     named += [("duplicate_key", c) for c in imp.duplicate_key] + [("outcomes", c) for c in imp.outcomes]
     named += [(f"true_probability.{n}", c) for n, c in imp.true_probability.items()]
     yield from ((f"impressions.{where}", imp.table, column) for where, column in named)

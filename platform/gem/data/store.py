@@ -246,7 +246,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise StoreError(f"{file}: cannot be read ({e}); run preprocess again") from None
     if manifest.get("version") != store_write.VERSION:
         raise StoreError(
-            f"{path}: store version {manifest.get('version')}, this code reads {store_write.VERSION}; run preprocess again"
+            f"{path}: store version {manifest.get('version')}, this code reads {store_write.VERSION}; preprocess again"
         )
     return manifest
 
@@ -255,9 +255,8 @@ def _check_file(path: Path, relative: str, entry: Mapping[str, Any], verify: boo
     file = path / relative
     if not file.is_file():
         raise StoreError(f"{path}: {relative} is missing; run preprocess again")
-    if file.stat().st_size != entry["bytes"]:
-        raise StoreError(
-            f"{path}: {relative} has {file.stat().st_size} bytes, the manifest says {entry['bytes']}; run preprocess again"
-        )
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise StoreError(f"{path}: {relative} has {size} bytes, the manifest says {entry['bytes']}; preprocess again")
     if verify and store_write.file_sha256(file) != entry["sha256"]:
         raise StoreError(f"{path}: {relative} is corrupted: its sha256 is not the manifest's; run preprocess again")

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gem.data.days import BEFORE
+
 VERSION = 1
 MANIFEST, SPEC, SCHEMA, ENCODER = "manifest.json", "spec.json", "schema.json", "encoder.json"
 USERS, ADS = "entities/users.parquet", "entities/ads.parquet"
@@ -57,6 +59,8 @@ def write_by_day(
 ) -> dict[str, Entry]:
     """Write the rows of each day ([N] day texts) to the day's file of this shard, their order kept."""
     out: dict[str, Entry] = {}
+    if not len(days):
+        return out
     order = np.argsort(days, kind="stable")
     names, starts = np.unique(days[order], return_index=True)
     ends = [*starts[1:].tolist(), len(days)]
@@ -100,5 +104,5 @@ def write_manifest(store: Path, manifest: Mapping[str, Any]) -> str:
 
 def paths_of(files: Iterable[str], kind: str, day: str | None = None) -> list[str]:
     """Relative paths of the partitions of a kind (and of one day), in (day, shard) order with `before` first."""
-    prefix = f"{kind}/day=" + (f"{day}/" if day else "")
-    return sorted((f for f in files if f.startswith(prefix)), key=lambda f: (not f.startswith(f"{kind}/day=before/"), f))
+    prefix, before = f"{kind}/day=" + (f"{day}/" if day else ""), f"{kind}/day={BEFORE}/"
+    return sorted((f for f in files if f.startswith(prefix)), key=lambda f: (not f.startswith(before), f))

@@ -33,8 +33,8 @@ USER_BLOCK = 65_536  # users made at once where all are needed; no result depend
 
 ACTIVITY_SPREAD = 1.1  # sd of log activity: the busiest of 3000 users has some 20 times the mean
 DEMOGRAPHIC, HIDDEN, DRIFTING = 0.5, 0.55, 0.67  # shares of an interest vector; squares add up to 1
-DRIFT_KEPT = 0.85  # of the drifting part from one day to the next
-CLICKINESS = 0.5  # sd of a user's own inclination to click, logit
+DRIFT_KEPT = 0.9  # of the drifting part from one day to the next
+CLICKINESS = 0.45  # sd of a user's own inclination to click, logit
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class World:
     category_quality: Floats  # [C] click logit
     format_surface: Floats  # [F, S] click logit
     age_surface: Floats  # [ages, S] click logit
-    total_activity: Floats  # [1] sum over all users; hot users are part of it
-    total_ad_activity: Floats  # [1] the same for impressions
+    total_activity: float  # sum over all users
+    total_ad_activity: float  # the same of `ad_activity`
 
 
 def ad_activity(activity: Floats) -> Floats:
@@ -101,26 +101,26 @@ def build_world(config: WorldConfig) -> World:
     cat, dim = np.arange(num_categories), np.arange(LATENT)
     centroids = _unit_rows(random.normal("centroid", cat[:, None], dim[None, :]))
     weight = 1.0 / (3.0 + random.uniform("category weight", cat) * 9.0)
-    quality = 0.35 * random.normal("category quality", cat)
+    quality = 0.45 * random.normal("category quality", cat)
     items = _items(config, random, centroids, quality)
     form, surface, age = np.arange(len(FORMATS)), np.arange(len(SURFACES)), np.arange(len(AGE_BANDS))
-    world = World(
+    total = total_ads = 0.0
+    for start in range(0, config.num_users, USER_BLOCK):
+        activity = _activity(random, np.arange(start, min(start + USER_BLOCK, config.num_users)))
+        total += float(activity.sum())
+        total_ads += float(ad_activity(activity).sum())
+    return World(
         config=config,
         random=random,
         items=items,
         centroids=centroids,
         category_weight=weight / weight.sum(),
         category_quality=quality,
-        format_surface=0.25 * random.normal("format x surface", form[:, None], surface[None, :]),
-        age_surface=0.2 * random.normal("age x surface", age[:, None], surface[None, :]),
-        total_activity=np.zeros(1),
-        total_ad_activity=np.zeros(1),
+        format_surface=0.32 * random.normal("format x surface", form[:, None], surface[None, :]),
+        age_surface=0.27 * random.normal("age x surface", age[:, None], surface[None, :]),
+        total_activity=total,
+        total_ad_activity=total_ads,
     )
-    for start in range(0, config.num_users, USER_BLOCK):
-        activity = _activity(random, np.arange(start, min(start + USER_BLOCK, config.num_users)))
-        world.total_activity[0] += activity.sum()
-        world.total_ad_activity[0] += ad_activity(activity).sum()
-    return world
 
 
 def make_users(world: World, index: Ints) -> Users:
@@ -188,9 +188,9 @@ def _items(config: WorldConfig, random: CounterRandom, centroids: Floats, catego
     num_advertisers = max(num_categories, config.num_ads // 12)
     item, dim = np.arange(num_items), np.arange(LATENT)
     is_post = item >= config.num_ads
-    advertiser = np.where(item % config.num_ads < num_advertisers, item % num_advertisers, 0)
-    late = item % config.num_ads >= num_advertisers  # the first ads give every advertiser one
-    advertiser = np.where(late, random.below(num_advertisers, "advertiser", item), advertiser)
+    number = item % config.num_ads
+    late = number >= num_advertisers  # the first ads and posts give every advertiser one, always there
+    advertiser = np.where(late, random.below(num_advertisers, "advertiser", item), number)
     category = advertiser % num_categories
     style = random.normal("advertiser style", advertiser[:, None], dim)
     own = random.normal("ad style", item[:, None], dim)
@@ -200,7 +200,7 @@ def _items(config: WorldConfig, random: CounterRandom, centroids: Floats, catego
     pull = _unit_rows(random.normal("pull", np.zeros((1, 1), dtype=np.int64), dim))
     quality = (
         category_quality[category]
-        + 0.3 * random.normal("advertiser quality", advertiser)
+        + 0.36 * random.normal("advertiser quality", advertiser)
         + 0.5 * affinity(latent, pull)
         + 0.12 * random.normal("ad quality", item)
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gem.errors import GemError
+from gem.errors import GemError, StoreError
 from gem.lineage.bundle import BundleInfo, read_bundle
 
 STAGE_FILE = "stage.json"  # written by pipelines.stage beside what a stage built
@@ -33,13 +33,13 @@ def walk(bundle: Path, expected_hash: str | None = None, roots: Sequence[Path] =
     roots: folders against which relative parent paths are tried, after the working directory. The
     recorded hash decides whether what is found there is the parent.
     """
-    info, record = _model(bundle, expected_hash)
+    info, record = _model(bundle, expected_hash, "model")
     if info is None:
         return [record]
     models = [record]
     if info.parents.teacher:
         path = _find(info.parents.teacher_path, roots)
-        _, teacher = _model(path, info.parents.teacher)
+        _, teacher = _model(path, info.parents.teacher, "teacher")
         models.insert(0, teacher)
     return [*_store(_find(info.parents.data_path, roots), info), *models]
 
@@ -49,11 +49,12 @@ def _find(text: str, roots: Sequence[Path]) -> Path:
     return next((p for p in tried if p.exists()), tried[0])
 
 
-def _model(path: Path, expected_hash: str | None) -> tuple[BundleInfo | None, ChainRecord]:
+def _model(path: Path, expected_hash: str | None, otherwise: str) -> tuple[BundleInfo | None, ChainRecord]:
+    """The record of a bundle; step `otherwise` where it is too broken to say what it is."""
     try:
         info, got = read_bundle(path, expected_hash=expected_hash)
     except GemError as e:
-        return None, ChainRecord("teacher", path.name, expected_hash or "", str(path), problem=str(e))
+        return None, ChainRecord(otherwise, path.name, expected_hash or "", str(path), problem=str(e))
     facts = {
         "kind": info.kind,
         "group": info.group,
@@ -86,7 +87,7 @@ def _store(path: Path, info: BundleInfo) -> list[ChainRecord]:
     try:
         manifest = _json(path / "manifest.json")
         spec = _json(path / "spec.json")
-        got = _store_hash(path)
+        got = _store_hash(path, manifest)
     except (GemError, OSError, ValueError) as e:
         problem = f"the feature store cannot be read: {e}"
         return [ChainRecord("data", "", "", ""), ChainRecord("features", path.name, want, str(path), problem=problem)]
@@ -130,10 +131,15 @@ def _stage(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _store_hash(path: Path) -> str:
-    from gem.data.store import FeatureStore
+def _store_hash(path: Path, manifest: Mapping[str, Any]) -> str:
+    """Hash of a feature store whose files stand there with the sizes of its manifest (StoreError if not)."""
+    from gem.data.store_write import manifest_hash
 
-    return FeatureStore.open(path, verify=False).hash
+    for relative, entry in manifest.get("files", {}).items():
+        file = path / relative
+        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+            raise StoreError(f"{relative} is missing or changed")
+    return manifest_hash(manifest)
 
 
 def _json(path: Path) -> dict[str, Any]:

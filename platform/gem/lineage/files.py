@@ -30,13 +30,18 @@ def sha256_file(path: Path) -> str:
 
 
 def finite(value: Any) -> Any:
-    """A copy of a JSON tree in which NaN and infinities are null (JSON has no such numbers)."""
+    """A copy of a JSON tree in which NaN and infinities are null (JSON has no such numbers).
+
+    Tuples become lists, numpy scalars plain numbers.
+    """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return finite(value.item())
     return value
 
 

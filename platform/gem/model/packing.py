@@ -2,7 +2,7 @@
 
 Attention over jagged timelines on CPU is fastest as dense attention inside length buckets. A `Block`
 holds users whose history lengths and impression counts are alike; all its tensors are index grids, so
-that every layer gathers with one `index_select` and scatters with another.
+that every layer gathers once and scatters once.
 
 Legend: P users of a block, I impressions per user (padded), L events per user (padded).
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gem.data.batch import Batch
 
@@ -31,8 +31,24 @@ class Block:
 
 @dataclass
 class Packing:
+    """All blocks of a batch. Gathers and scatters run once over all blocks: one backward, not one a block."""
+
     blocks: list[Block]
     num_impressions: int
+
+    def gather_events(self, values: Tensor) -> list[Tensor]:
+        """[T, ...] -> per block [P, L, ...]; a batch without any event gives zeros."""
+        if values.shape[0] == 0:
+            return [values.new_zeros(*b.events.shape, *values.shape[1:]) for b in self.blocks]
+        return _gather(values, [b.events for b in self.blocks])
+
+    def gather_impressions(self, values: Tensor) -> list[Tensor]:
+        """[N, ...] -> per block [P, I, ...]."""
+        return _gather(values, [b.impressions for b in self.blocks])
+
+    def lookup_gaps(self, table: nn.Embedding) -> list[Tensor]:
+        """Rows of a small table for every (impression, event): per block [P, I, L, width]."""
+        return _gather(table.weight, [b.gap for b in self.blocks])
 
     def scatter(self, parts: list[Tensor]) -> Tensor:
         """Block results [P, I, ...] back to impressions [N, ...]."""
@@ -40,6 +56,12 @@ class Packing:
         values = torch.cat([p[b.impression_mask] for p, b in zip(parts, self.blocks, strict=True)])
         out = values.new_zeros(self.num_impressions, *values.shape[1:])
         return out.index_copy(0, index, values)
+
+
+def _gather(values: Tensor, grids: list[Tensor]) -> list[Tensor]:
+    found = values.index_select(0, torch.cat([g.flatten() for g in grids]))
+    parts = found.split([g.numel() for g in grids])
+    return [p.view(*g.shape, *values.shape[1:]) for p, g in zip(parts, grids, strict=True)]
 
 
 def pack(batch: Batch, max_history: int) -> Packing:
@@ -60,9 +82,10 @@ def pack(batch: Batch, max_history: int) -> Packing:
         impressions = torch.where(impression_mask, starts[users, None] + grid_i, 0)
         events = torch.where(event_mask, batch.timeline.offsets[users, None] + grid_l, 0)
         cut = batch.cut[impressions].unsqueeze(2)
-        visible = (grid_l < cut) & (grid_l >= cut - max_history) & event_mask.unsqueeze(1) & impression_mask.unsqueeze(2)
-        gap = _gap_bucket(batch, impressions, events)
-        blocks.append(Block(impressions, impression_mask, events, visible, gap))
+        visible = (
+            (grid_l < cut) & (grid_l >= cut - max_history) & event_mask.unsqueeze(1) & impression_mask.unsqueeze(2)
+        )
+        blocks.append(Block(impressions, impression_mask, events, visible, _gap_bucket(batch, impressions, events)))
     return Packing(blocks, len(batch))
 
 
@@ -76,10 +99,3 @@ def _gap_bucket(batch: Batch, impressions: Tensor, events: Tensor) -> Tensor:
     event_time = batch.timeline.time_ms[events].unsqueeze(1)
     seconds = (batch.time_ms[impressions].unsqueeze(2) - event_time).clamp(min=0).float() / 1000
     return torch.log2(1 + seconds).long().clamp(max=GAP_BUCKETS - 1)
-
-
-def gather_events(values: Tensor, block: Block) -> Tensor:
-    """[T, D] -> [P, L, D]; a batch without any event gives zeros."""
-    if values.shape[0] == 0:
-        return values.new_zeros(*block.events.shape, values.shape[1])
-    return values.index_select(0, block.events.flatten()).view(*block.events.shape, values.shape[1])

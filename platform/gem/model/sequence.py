@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from gem.data.batch import Batch
 from gem.data.schema import DWELL_BUCKETS, NUM_RESERVED, Schema
-from gem.model.packing import GAP_BUCKETS, Block, Packing, gather_events
+from gem.model.packing import GAP_BUCKETS, Block, Packing
 
 
 class EventEncoder(nn.Module):
@@ -69,15 +69,20 @@ class TimelineReader(nn.Module):
     def forward(self, queries: Tensor, events: Tensor, packing: Packing) -> Tensor:
         """queries [N, Q, D], events [T, D] -> [N, Q, D]."""
         num_queries, dim = queries.shape[1:]
-        q_NQD = self.query(queries)
-        kv = self.key_value(events)
+        found = zip(
+            packing.blocks,
+            packing.gather_impressions(self.query(queries)),
+            packing.gather_events(self.key_value(events)),
+            packing.lookup_gaps(self.gap_bias),
+            strict=True,
+        )
         parts = []
-        for block in packing.blocks:
+        for block, q_PIQD, kv_PLD, bias_PILH in found:
             (p, i), length = block.impressions.shape, block.events.shape[1]
-            q = q_NQD[block.impressions.flatten()].view(p, i * num_queries, self.num_heads, -1).transpose(1, 2)
-            both = torch.cat([self.nothing.expand(p, 1, -1), gather_events(kv, block)], dim=1)
+            q = q_PIQD.reshape(p, i * num_queries, self.num_heads, -1).transpose(1, 2)
+            both = torch.cat([self.nothing.expand(p, 1, -1), kv_PLD], dim=1)
             k, v = both.view(p, length + 1, 2, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-            bias = self.gap_bias(block.gap).permute(0, 3, 1, 2).masked_fill(~block.visible.unsqueeze(1), float("-inf"))
+            bias = bias_PILH.permute(0, 3, 1, 2).masked_fill(~block.visible.unsqueeze(1), float("-inf"))
             bias = F.pad(bias, (1, 0)).repeat_interleave(num_queries, dim=2)
             read = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
             parts.append(read.transpose(1, 2).reshape(p, i, num_queries, dim))
@@ -123,8 +128,7 @@ class MatchCounts(nn.Module):
         signals = torch.cat([kinds, flag_bits(t.flags, self.num_flags)], dim=1)
         values = torch.stack([batch.ads.ids[f] for f in self.fields], 1) if self.fields else None
         parts = []
-        for block in packing.blocks:
-            signal_PLS = gather_events(signals, block)
+        for block, signal_PLS in zip(packing.blocks, packing.gather_events(signals), strict=True):
             counts = torch.stack([m.float() @ signal_PLS for m in self._matches(batch, block, values)], dim=2)
             parts.append(counts.flatten(2))
         counts = packing.scatter(parts).view(len(batch), -1, self.num_kinds + self.num_flags)

@@ -31,9 +31,16 @@ class SideTower(nn.Module):
         self.names = tuple(f.name for f in side.fields)
         self.num_tokens, self.dim = num_tokens, dim
         width = (len(self.names) - 1) * dim + 2 * len(side.numeric) + sum(w for _, w in side.vectors)
-        self.compress = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, dim * num_tokens), nn.GELU(), nn.Linear(dim * num_tokens, dim * (num_tokens - 1))
-        ) if width else None
+        self.compress = (
+            nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, dim * num_tokens),
+                nn.GELU(),
+                nn.Linear(dim * num_tokens, dim * (num_tokens - 1)),
+            )
+            if width
+            else None
+        )
 
     def forward(self, rows: EntityRows, emb: dict[str, Tensor]) -> Tensor:
         """emb: field -> looked-up rows ([B, D], or [V, D] for multi-valued fields) -> [B, num_tokens, D]."""

@@ -49,6 +49,8 @@ class WukongLayer(nn.Module):
 
     def forward(self, x_NnD: Tensor) -> Tensor:
         lcb = self.lcb(x_NnD.transpose(1, 2)).transpose(1, 2)
-        residual = self.residual(x_NnD.transpose(1, 2)).transpose(1, 2) if isinstance(self.residual, nn.Linear) else x_NnD
+        residual = (
+            self.residual(x_NnD.transpose(1, 2)).transpose(1, 2) if isinstance(self.residual, nn.Linear) else x_NnD
+        )
         out: Tensor = self.norm(torch.cat([self.fmb(x_NnD), lcb], dim=1) + residual)
         return out

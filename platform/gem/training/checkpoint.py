@@ -120,7 +120,9 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
 
 def _load_optimizer(learner: Learner, tensors: dict[str, Tensor]) -> None:
     for name, parameter in learner.objective.named_parameters():
-        state = {k: tensors[f"adam.{k}.{name}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{name}" in tensors}
+        state = {
+            k: tensors[f"adam.{k}.{name}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{name}" in tensors
+        }
         if state:
             learner.optimizer.state[parameter] = state
 

@@ -75,7 +75,10 @@ def _wrap(schema: Schema, dim: int, lr: float) -> Any:
     rows_of, table_of = schema.tables(), schema.table_of()
     configs = [
         EmbeddingConfig(
-            name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f for f, t in table_of.items() if t == name]
+            name=name,
+            num_embeddings=rows,
+            embedding_dim=dim,
+            feature_names=[f for f, t in table_of.items() if t == name],
         )
         for name, rows in rows_of.items()
     ]
@@ -85,7 +88,9 @@ def _wrap(schema: Schema, dim: int, lr: float) -> Any:
         fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": lr, "eps": 1e-8}
     )
     placed = {
-        name: row_wise(compute_kernel=FUSED) if rows >= ROW_WISE_FROM and world > 1 else table_wise(i % world, compute_kernel=FUSED)
+        name: row_wise(compute_kernel=FUSED)
+        if rows >= ROW_WISE_FROM and world > 1
+        else table_wise(i % world, compute_kernel=FUSED)
         for i, (name, rows) in enumerate(rows_of.items())
     }
     plan = construct_module_sharding_plan(

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gem.errors import JobError
 
+from gem.errors import JobError
 from pipelines.submit import Job, check_address, entrypoint, main, runtime_env
 
 

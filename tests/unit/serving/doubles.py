@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 import numpy as np
+
 from gem.data.spec import FeatureSpec
 from serving.context import ContextFields
 from serving.schema import ModelRef

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+
 from serving.app import build_app
 from serving.config import ServingConfig
 from serving.request_log import RequestLog, read
 from serving.router import Router
 from serving.schema import RankResponse
 from serving.service import RankService
-
 from tests.unit.serving.doubles import FakeRanker
 
 NOW_MS = 1_767_225_600_000
@@ -56,7 +56,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 def test_an_answer_is_complete_ordered_and_says_who_made_it(stack: Stack) -> None:
     response = stack.rank(request_id="abc-1")
     answer = response.json()
-    assert response.status_code == 200 and response.headers["x-request-id"] == "abc-1"
+    assert response.status_code == 200
     RankResponse.model_validate(answer)
     assert answer["request_id"] == "abc-1" and answer["surface"] == "feed" and answer["objective"] == "click"
     assert answer["model"] == {"name": "fake-feed", "version": "3", "bundle_hash": "b" * 64, "store_hash": "d" * 64}
@@ -88,6 +88,22 @@ def test_unseen_user_and_ads_are_served_and_flagged(stack: Stack) -> None:
     assert stack.metric('gem_rank_unknown_ads_total{surface="feed"}') == 1
 
 
+def test_request_id_comes_from_the_body_or_the_header_or_is_made(stack: Stack) -> None:
+    body = {"surface": "feed", "user_id": 7, "candidates": [{"ad_id": 1, "bid": 1}]}
+    for headers, given, wanted in (
+        ({"X-Request-ID": "h-1"}, {"request_id": "b-1"}, "b-1"),
+        ({"X-Request-ID": "h-1"}, {}, "h-1"),
+    ):
+        response = stack.client.post("/v1/rank", json={**body, **given}, headers=headers)
+        assert response.json()["request_id"] == wanted
+    made = [
+        stack.client.post("/v1/rank", json=body, headers={"X-Request-ID": bad}).json() for bad in ("", "a b", "x" * 200)
+    ]
+    assert len({m["request_id"] for m in made}) == 3 and all(len(m["request_id"]) == 32 for m in made)
+    refused = stack.client.post("/v1/rank", json={}, headers={"X-Request-ID": "h-2"})
+    assert refused.json()["request_id"] == "h-2"
+
+
 def test_duplicate_candidates_are_both_ranked_and_flagged(stack: Stack) -> None:
     answer = stack.rank(candidates=[{"ad_id": 5, "bid": 1}, {"ad_id": 5, "bid": 2}]).json()
     assert [r["index"] for r in answer["ranked"]] == [1, 0] and answer["flags"] == ["duplicate_candidates"]
@@ -115,7 +131,7 @@ def test_refusals_have_one_form_and_name_the_field(
     answer = response.json()
     assert response.status_code == status
     assert answer["error"] == code and answer["detail"][0]["field"] == field and answer["detail"][0]["message"]
-    assert answer["request_id"] == response.headers["x-request-id"]
+    assert answer["request_id"]
     assert stack.ranker.seen == [(0, 0, "golden", {})], "a refused request never reaches the model"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gem.data.spec import FeatureSpec
 from serving.context import ContextFields
 from serving.schema import Refusal

@@ -6,6 +6,7 @@ import json
 import math
 
 import numpy as np
+
 from serving.ranking import rank
 from serving.schema import Candidate
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from gem.errors import ConfigError
 from serving.router import Router
 from serving.schema import Refusal
-
 from tests.unit.serving.doubles import FakeRanker
 
 

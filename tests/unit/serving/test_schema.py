@@ -6,6 +6,7 @@ import json
 import pickle
 
 import pytest
+
 from serving.schema import Candidate, RankRequest, Refusal, parse_request
 
 GOOD = {"surface": "feed", "user_id": 7, "candidates": [{"ad_id": 1, "bid": 2.5}, {"ad_id": "a", "bid": 0}]}
