@@ -23,13 +23,13 @@ class Cluster:
     def __init__(self) -> None:
         self._ray: Any = None
         self._temp = ""
-        self._owned = False
+        self.owned = False
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._owned and self._ray is not None:
+        if self.owned and self._ray is not None:
             self._ray.shutdown()
             shutil.rmtree(self._temp, ignore_errors=True)
 
@@ -54,7 +54,7 @@ class Cluster:
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=self._temp,
         )
-        self._owned = True
+        self.owned = True
         return ray
 
     def check_cpus(self, num_workers: int, cpus_each: float) -> None:

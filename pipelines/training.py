@@ -44,10 +44,33 @@ def fit(cluster: Cluster, console: Console, group: WorkerGroup, num_workers: int
     )
     with _watch(console, Path(group.checkpoints) / PROGRESS):
         try:
-            trainer.fit()
+            with _no_placement_group_cleaner(cluster.owned):
+                trainer.fit()
         except Exception as error:
             raise TrainingError(_first_error(error)) from error
     return {t.name: json.loads((Path(group.out) / f"{t.name}.json").read_text()) for t in group.tasks}
+
+
+@contextmanager
+def _no_placement_group_cleaner(own_cluster: bool) -> Iterator[None]:
+    """Leave out Ray Train's placement-group cleaner on a runtime that ends with this process.
+
+    It asks the dashboard for the state of the driver, and our own runtime has none: a thread of it dies with a
+    traceback in every run. What it would clean up goes with the runtime.
+    """
+    import ray.train.v2.api.data_parallel_trainer as trainers
+    from ray.train.v2._internal.execution.callback import RayTrainCallback
+
+    name = "PlacementGroupCleanerCallback"
+    original = getattr(trainers, name, None)
+    if not own_cluster or original is None:
+        yield
+        return
+    setattr(trainers, name, RayTrainCallback)
+    try:
+        yield
+    finally:
+        setattr(trainers, name, original)
 
 
 def _first_error(error: Exception) -> str:
@@ -66,10 +89,9 @@ def _watch(console: Console, file: Path) -> Iterator[None]:
 
     def run() -> None:
         shown: dict[str, Any] = {}
-        with console.progress("waiting for workers") as waiting:
-            while not stop.wait(0.5) and not shown:
-                shown = _read(file)
-                waiting.update(0)
+        console.line("starting workers")
+        while not stop.wait(0.5) and not shown:
+            shown = _read(file)
         while not stop.is_set():
             name = shown["name"]
             with console.progress(f"{name} ({shown['number'] + 1}/{shown['of']})", shown["total"], "steps") as bar:

@@ -26,6 +26,7 @@ class RayServe:
         self.config = config
         self.own = not os.environ.get("RAY_ADDRESS")
         self.metrics_dir = config.folder / f"metrics-{os.getpid()}"
+        self._deployed = False
 
     def __enter__(self) -> RayServe:
         try:
@@ -39,6 +40,7 @@ class RayServe:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Task ServeController.graceful_shutdown failed")
         import ray
+        from ray import serve  # noqa: F401  (its import sets the level of its logger)
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         remove_stale(self.config.folder)
@@ -72,6 +74,7 @@ class RayServe:
         from serving.app import serve_application
 
         c = self.config
+        self._deployed = True
         options = {"host": c.host, "port": c.port, "request_timeout_s": c.request_timeout_s}
         serve.start(http_options=options, logging_config={"log_level": "WARNING", "enable_access_log": False})
         serve.run(serve_application(c, models, self.env()), name=APP, route_prefix="/")
@@ -81,7 +84,7 @@ class RayServe:
         from ray import serve
 
         try:
-            if ray.is_initialized():
+            if ray.is_initialized() and self._deployed:
                 serve.shutdown() if self.own else serve.delete(APP)
         finally:
             ray.shutdown()

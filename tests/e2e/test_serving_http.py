@@ -48,10 +48,16 @@ class Served:
         return self.client.post("/v1/rank", json={**good, **changes})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _local_tracking() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
-def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tiny, Path]:
+def tiny_runs(_local_tracking: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tiny, Path]:
     """The tiny world with all its models champions of a registry."""
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
     folder = tmp_path_factory.mktemp("serving")
     tiny = build_tiny(folder)
     registry = Registry(runs=folder / "runs")

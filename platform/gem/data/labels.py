@@ -21,11 +21,10 @@ I8 = npt.NDArray[np.int8]
 I64 = npt.NDArray[np.int64]
 
 
-def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None, log_end_ms: int) -> I8:
-    """Label [N]: 1 if `log` (keys, times) has the key within [time, time + window], else 0 or -1.
+def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None) -> I8:
+    """Label [N]: 1 if `log` (keys, times) has the key within [time, time + window], else 0.
 
-    -1 where the impression is younger than the window at `log_end_ms` and no row was seen: the outcome may still
-    come. Without a window any later row counts and every impression is mature. A null key is unknown (-1).
+    Without a window any later row counts. A null key is unknown (-1). See `immature` for rows that are too young.
     """
     log_key, log_time = log
     window = np.iinfo(np.int64).max // 4 if window_hours is None else int(window_hours * HOUR_MS)
@@ -40,9 +39,20 @@ def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hour
     seen = np.zeros(len(code), np.bool_)
     if len(log_code):
         seen = inside & (code >= 0) & (log_code[safe] == code) & (log_time[safe] - time_ms <= window)
-    young = np.zeros(len(code), np.bool_) if window_hours is None else time_ms + window > log_end_ms
-    unknown = young | key.is_null().to_numpy(zero_copy_only=False)
+    unknown = key.is_null().to_numpy(zero_copy_only=False)
     return np.where(seen, 1, np.where(unknown, -1, 0)).astype(np.int8)
+
+
+def immature(time_ms: I64, window_hours: float | None, log_end_ms: int) -> npt.NDArray[np.bool_]:
+    """[N]: the window of the impression reaches beyond the end of the log, so its outcome is not settled.
+
+    All such rows have to be left out, those that converted early and those that were never clicked too:
+    keeping either kind alone would bias the rate of what is left.
+    """
+    if window_hours is None:
+        return np.zeros(time_ms.shape, np.bool_)
+    young: npt.NDArray[np.bool_] = time_ms + int(window_hours * HOUR_MS) > log_end_ms
+    return young
 
 
 def entire_space(own: Mapping[str, I8], tasks: tuple[Task, ...]) -> dict[str, I8]:

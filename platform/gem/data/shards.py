@@ -22,7 +22,7 @@ from gem.data.encoding import HOUR, SURFACE, WEEKDAY, Encoder, transform
 from gem.data.fitting import Moments
 from gem.data.hashing import stable_hash64
 from gem.data.keys import KeyIndex
-from gem.data.labels import entire_space, join_log
+from gem.data.labels import entire_space, immature, join_log
 from gem.data.schema import Task
 from gem.data.spec import DatasetSpec
 from gem.data.timelines import cuts, first_of_each, timeline_order
@@ -229,8 +229,12 @@ def _labels(spec: DatasetSpec, plan: ShardPlan, rows: pa.Table, work: Path) -> d
         assert log is not None, "the first pass writes a fragment per file of a label log"
         log = log.filter(pc.is_in(log["key"], value_set=key))
         log_rows = (log["key"].combine_chunks(), _np(log["time_ms"]))
-        own[task] = join_log(key, _np(rows["time_ms"]), log_rows, label.window_hours, plan.log_end_ms[task])
-    return entire_space(own, tuple(Task(n, la.given) for n, la in spec.labels.items()))
+        own[task] = join_log(key, _np(rows["time_ms"]), log_rows, label.window_hours)
+    out = entire_space(own, tuple(Task(n, la.given) for n, la in spec.labels.items()))
+    for task, label in spec.labels.items():
+        if label.table and not label.complete:
+            out[task][immature(_np(rows["time_ms"]), label.window_hours, plan.log_end_ms[task])] = -1
+    return out
 
 
 def _user_table(keys: pa.Array, entities: pa.Table) -> pa.Table:

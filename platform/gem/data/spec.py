@@ -33,7 +33,9 @@ class TimeSpec(_Strict):
 class LabelSpec(_Strict):
     """A binary outcome: either a column of the impression table, or rows of a log of its own.
 
-    With `table`, label 1 = a row with the impression's `key` exists within `window_hours`.
+    With `table`, label 1 = a row with the impression's `key` exists within `window_hours`. Impressions younger
+    than the window at the end of that log have no label, unless the log is `complete`: an export that was
+    waited for, with every outcome of every impression.
     """
 
     column: str | None = None
@@ -41,6 +43,7 @@ class LabelSpec(_Strict):
     key: str | None = None  # column shared by the impression table and `table`
     time: TimeSpec | None = None
     window_hours: float | None = None
+    complete: bool = False
     given: str | None = None  # the label this one is conditional on
 
 

@@ -101,7 +101,7 @@ class Prefetch:
             for at in rows:
                 if not self._put(build(at)):
                     return
-        except BaseException as e:  # noqa: BLE001 - handed to the consumer, which raises it
+        except BaseException as e:
             last = e
         self._put(last)
 

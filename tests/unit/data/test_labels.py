@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gem.data.labels import entire_space, join_log
+from gem.data.labels import entire_space, immature, join_log
 from gem.data.schema import Task
 from gem.errors import SpecError
 
@@ -17,46 +17,46 @@ def i8(*values: int) -> np.ndarray:
     return np.array(values, np.int8)
 
 
-def join(keys: list[object], times: list[int], log: list[tuple[object, int]], end: int, window: float | None = 1.0):
+def join(keys: list[object], times: list[int], log: list[tuple[object, int]], window: float | None = 1.0):
     log_keys = pa.array([k for k, _ in log]) if log else pa.array([], pa.array(keys).type)
     log_times = np.array([t for _, t in log], np.int64)
-    return join_log(pa.array(keys), np.array(times, np.int64), (log_keys, log_times), window, end).tolist()
+    return join_log(pa.array(keys), np.array(times, np.int64), (log_keys, log_times), window).tolist()
 
 
 def test_inside_the_window_both_ends_included() -> None:
     log = [("a", 100), ("b", 100 + HOUR), ("c", 101 + HOUR), ("d", 99)]
-    assert join(["a", "b", "c", "d", "e"], [100] * 5, log, 10 * HOUR) == [1, 1, 0, 0, 0]
+    assert join(["a", "b", "c", "d", "e"], [100] * 5, log) == [1, 1, 0, 0, 0]
 
 
 def test_an_early_row_does_not_hide_the_one_inside() -> None:
-    assert join([7], [100], [(7, 50), (7, 200), (7, 9 * HOUR)], 20 * HOUR) == [1]
+    assert join([7], [100], [(7, 50), (7, 200), (7, 9 * HOUR)]) == [1]
 
 
-def test_young_impressions_are_unknown_unless_the_outcome_is_there() -> None:
-    end = 2 * HOUR
-    assert join([1, 2, 3], [HOUR + 1, HOUR + 1, HOUR], [(1, HOUR + 5)], end) == [1, -1, 0]
+def test_young_impressions_are_immature_whatever_was_seen() -> None:
+    times = np.array([HOUR - 1, HOUR, HOUR + 1], np.int64)
+    assert immature(times, 1.0, 2 * HOUR).tolist() == [False, False, True]
+    assert not immature(times, None, 0).any()
 
 
 def test_null_key_is_unknown_and_empty_log_is_no_outcome() -> None:
-    assert join(["a", None], [0, 0], [("b", 1)], 9 * HOUR) == [0, -1]
-    assert join(["a", "b"], [0, 9 * HOUR], [], 9 * HOUR) == [0, -1]
+    assert join(["a", None], [0, 0], [("b", 1)]) == [0, -1]
+    assert join(["a", "b"], [0, 9 * HOUR], []) == [0, 0]
 
 
 def test_without_a_window_every_later_row_counts() -> None:
-    assert join([1, 2], [0, 0], [(1, 10**12)], 10, window=None) == [1, 0]
+    assert join([1, 2], [0, 0], [(1, 10**12)], window=None) == [1, 0]
 
 
 def test_against_a_naive_scan() -> None:
     rng = np.random.default_rng(3)
     keys, times = rng.integers(0, 60, 300), rng.integers(0, 60, 300) * (HOUR // 8)
     log = list(zip(rng.integers(0, 80, 200).tolist(), (rng.integers(0, 60, 200) * (HOUR // 8)).tolist(), strict=True))
-    end = max(max(t for _, t in log), int(times.max()))
     expected = []
     for k, t in zip(keys.tolist(), times.tolist(), strict=True):
         seen = any(lk == k and t <= lt <= t + 2 * HOUR for lk, lt in log)
-        expected.append(1 if seen else -1 if t + 2 * HOUR > end else 0)
-    assert join(keys.tolist(), times.tolist(), log, end, window=2.0) == expected
-    assert set(expected) == {1, 0, -1}
+        expected.append(1 if seen else 0)
+    assert join(keys.tolist(), times.tolist(), log, window=2.0) == expected
+    assert set(expected) == {1, 0}
 
 
 def test_entire_space_is_a_three_valued_and() -> None:

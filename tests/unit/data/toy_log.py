@@ -158,7 +158,7 @@ def naive(rows: dict[str, list[dict[str, Any]]]) -> dict[int, dict[str, Any]]:
             "day": dt.datetime.fromtimestamp(r["at"] / 1000, dt.UTC).date().isoformat(),
             "cut": sum(1 for e in events if e[0] == r["person"] and e[1] < r["at"]),
             "click": r["clicked"],
-            "conversion": 0 if not r["clicked"] else 1 if bought else -1 if young else 0,
+            "conversion": -1 if young else int(bool(r["clicked"]) and bought),
             "row": r,
         }
     return out
