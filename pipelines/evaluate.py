@@ -68,7 +68,8 @@ def results_of(stage: StageResult) -> dict[str, Any]:
 def evaluate_bundle(store_path: str, bundle_path: str, bundle_hash: str, days: tuple[str, str]) -> dict[str, Any]:
     """Score one bundle on its group's impressions and measure it (runs in a Ray worker).
 
-    days: (the day before, the test day). The first shows drift and decides nothing. Returns tasks, by_surface, by_day, calibration_curve (see summary.json) and the gate record.
+    days: (the day before, the test day). The first shows drift and decides nothing.
+    Returns tasks, by_surface, by_day, calibration_curve (see summary.json) and the gate record.
     """
     import numpy as np
     import torch
