@@ -60,8 +60,8 @@ bench: setup  ## Run one benchmark and write its JSON (NAME=quality, DATA_DIR= a
 	@test -n "$(NAME)" || { echo 'make bench NAME=x with x one of: $(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py)))'; exit 2; }
 	@$(PY) -m tests.benchmarks.$(NAME) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 
-lineage: setup  ## Print where a served model comes from (NAME=gem)
-	@$(PY) -m pipelines lineage "$(or $(NAME),gem)"
+lineage: setup  ## Print where a served model comes from (NAME=generated-gem)
+	@$(PY) -m pipelines lineage "$(or $(NAME),generated-gem)"
 
 submit: setup  ## Run the loop as a Ray job on a cluster (RAY_ADDRESS=http://head:8265)
 	@$(PY) -m pipelines.submit --address "$(JOBS_ADDRESS)" -- run $(RUN)

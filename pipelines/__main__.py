@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipelines", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--runs", default="runs", help="folder of results (default: runs)")
+    runs = os.environ.get("GEM_RUNS_DIR") or "runs"
+    common.add_argument("--runs", default=runs, help="folder of results (default: GEM_RUNS_DIR or runs)")
     stages = argparse.ArgumentParser(add_help=False)
     stages.add_argument("--recipe", default="default", help=f"one of {sorted(RECIPES)}")
     stages.add_argument("--dataset", help="a data set known by name, or a spec file")

@@ -62,10 +62,10 @@ class TrainConfig:
     """How one model is trained; learning rates are per step, batch sizes over all workers."""
 
     epochs: int = 1
-    batch_impressions: int = 1024  # global, over all workers
+    batch_impressions: int = 512  # global, over all workers
     window_days: int = 1  # impressions of so many days are shuffled together, windows in time order
-    lr_dense: float = 1e-3
-    lr_sparse: float = 0.05
+    lr_dense: float = 1.2e-3
+    lr_sparse: float = 0.1
     weight_decay: float = 1e-5
     warmup_share: float = 0.05
     clip_norm: float = 1.0

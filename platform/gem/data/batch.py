@@ -53,6 +53,8 @@ class TimelineRows:
 
 @dataclass
 class Batch:
+    """Everything one forward pass reads; shapes in the module docstring. Rows are sorted by `user_of`."""
+
     users: EntityRows
     ads: EntityRows
     context: EntityRows
@@ -75,8 +77,8 @@ class Batch:
         return {**self.users.ids, **self.ads.ids, **self.context.ids}
 
 
-def check_offsets(name: str, offsets: Tensor, num_values: int) -> None:
-    """Refuse offsets that do not start at 0, run backwards, or do not end at `num_values`.
+def check_offsets(name: str, offsets: Tensor, num_values: int, num_rows: int | None = None) -> None:
+    """Refuse offsets that do not start at 0, run backwards, do not end at `num_values` or are not `num_rows` + 1.
 
     Stock kernels read out of bounds or silently repair such input; see the jagged tests.
     """
@@ -88,6 +90,8 @@ def check_offsets(name: str, offsets: Tensor, num_values: int) -> None:
         raise JaggedError(f"{name}: offsets run backwards at row {at} ({_head(offsets)}); lengths must be >= 0")
     if int(offsets[-1]) != num_values:
         raise JaggedError(f"{name}: offsets end at {int(offsets[-1])} but there are {num_values} values")
+    if num_rows is not None and offsets.numel() != num_rows + 1:
+        raise JaggedError(f"{name}: {offsets.numel()} offsets for {num_rows} rows; allowed: one more than rows")
 
 
 def check_ids(name: str, ids: Tensor, rows: int) -> None:
@@ -103,15 +107,34 @@ def check_batch(batch: Batch, rows_of: dict[str, int]) -> None:
         for name, ids in rows.ids.items():
             check_ids(f"{side}.{name}", ids, rows_of[name])
             if name in rows.offsets:
-                check_offsets(f"{side}.{name}", rows.offsets[name], ids.numel())
+                check_offsets(f"{side}.{name}", rows.offsets[name], ids.numel(), len(rows))
             elif ids.numel() != len(rows):
                 raise JaggedError(f"{side}.{name}: {ids.numel()} ids for {len(rows)} rows")
-    check_offsets("timeline", batch.timeline.offsets, batch.timeline.ad.numel())
-    check_ids("timeline.ad", batch.timeline.ad, len(batch.ads))
+    _check_timeline(batch.timeline, len(batch.users), len(batch.ads))
+    _check_impressions(batch)
+
+
+def _check_timeline(timeline: TimelineRows, num_users: int, num_ads: int) -> None:
+    num_events = timeline.ad.numel()
+    check_offsets("timeline", timeline.offsets, num_events, num_users)
+    check_ids("timeline.ad", timeline.ad, num_ads)
+    for name in ("kind", "flags", "surface", "dwell", "time_ms"):
+        got = getattr(timeline, name).numel()
+        if got != num_events:
+            raise JaggedError(f"timeline.{name}: {got} values for {num_events} events; give one per event")
+
+
+def _check_impressions(batch: Batch) -> None:
+    for name in ("ad_of", "cut", "time_ms", "surface", "labels", "mask", "impression_id", "context"):
+        got = len(getattr(batch, name))
+        if got != len(batch):
+            raise JaggedError(f"{name}: {got} rows for {len(batch)} impressions; give one per impression")
     check_ids("user_of", batch.user_of, len(batch.users))
     check_ids("ad_of", batch.ad_of, len(batch.ads))
+    if bool((batch.user_of[1:] < batch.user_of[:-1]).any()):
+        raise JaggedError("user_of: must not fall; sort the impressions by user, as `collate` does")
     lengths = batch.timeline.offsets[1:] - batch.timeline.offsets[:-1]
-    if len(batch) and bool((batch.cut < 0).any() | (batch.cut > lengths[batch.user_of]).any()):
+    if bool((batch.cut < 0).any() | (batch.cut > lengths[batch.user_of]).any()):
         raise JaggedError("cut: an impression's cut lies outside its user's timeline")
 
 

@@ -67,6 +67,8 @@ class Schema:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Schema:
+        """Read back `to_dict` (after JSON, lists in place of tuples)."""
+
         def side(part: dict[str, Any]) -> Side:
             return Side(
                 fields=tuple(Field(**f) for f in part["fields"]),

@@ -26,6 +26,8 @@ class TableSpec(_Strict):
 
 
 class TimeSpec(_Strict):
+    """A column of times (or durations) and the unit of its numbers."""
+
     column: str
     unit: TimeUnit = "ms"
 
@@ -48,6 +50,8 @@ class LabelSpec(_Strict):
 
 
 class ImpressionSpec(_Strict):
+    """The log of shown ads: who saw what, where and when, and which columns are known only afterwards."""
+
     table: str
     user: str
     ad: str
@@ -78,6 +82,8 @@ class EventSource(_Strict):
 
 
 class FeatureSpec(_Strict):
+    """One input column, how it is read and how large its vocabulary may grow."""
+
     name: str
     column: str | None = None  # defaults to `name`
     kind: Literal["categorical", "multi", "numeric", "embedding"]
@@ -90,6 +96,8 @@ class FeatureSpec(_Strict):
 
 
 class EntitySpec(_Strict):
+    """Users or ads: one table with a key and its features. Ids seen fewer than `min_count` times are unknown."""
+
     table: str
     key: str
     features: list[FeatureSpec] = Field(default_factory=list)
@@ -112,6 +120,8 @@ class SurfaceSpec(_Strict):
 
 
 class DatasetSpec(_Strict):
+    """A whole data set: tables, impressions, labels, events and features; see `spec_check` for what must agree."""
+
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     about: str = ""
     licence: str = ""

@@ -43,7 +43,7 @@ def calibrated_probabilities(
     out = np.zeros(logits.shape, np.float64)
     for k, task in enumerate(schema.tasks):
         own = calibration[task.name].apply(logits[:, k].astype(np.float64), group)
-        out[:, k] = 1.0 / (1.0 + np.exp(-own))
+        out[:, k] = np.exp(-np.logaddexp(0.0, -own))
         if task.given is not None:
             out[:, k] *= out[:, names.index(task.given)]
     return out
@@ -55,8 +55,10 @@ def surface_names(schema: Schema, surface: NDArray[np.int64]) -> NDArray[np.str_
 
 
 def calibration_to_dict(calibration: Mapping[str, PlattCalibration]) -> dict[str, Any]:
+    """JSON form: task name -> layer."""
     return {name: layer.to_dict() for name, layer in calibration.items()}
 
 
 def calibration_from_dict(raw: Mapping[str, Any]) -> dict[str, PlattCalibration]:
+    """Read back `calibration_to_dict`. Raises DataError for a layer that is not one."""
     return {name: PlattCalibration.from_dict(layer) for name, layer in raw.items()}

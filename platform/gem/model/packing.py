@@ -22,6 +22,8 @@ GAP_BUCKETS = 24  # half-octaves would be finer; octaves of seconds reach half a
 
 @dataclass
 class Block:
+    """Users of similar size as index grids into a batch; padded cells point at row 0 and are masked."""
+
     impressions: Tensor  # [P, I] int64 impression rows, 0 where padded
     impression_mask: Tensor  # [P, I] bool
     events: Tensor  # [P, L] int64 event rows, 0 where padded
@@ -39,7 +41,9 @@ class Packing:
     def gather_events(self, values: Tensor) -> list[Tensor]:
         """[T, ...] -> per block [P, L, ...]; a batch without any event gives zeros."""
         if values.shape[0] == 0:
-            return [values.new_zeros(*b.events.shape, *values.shape[1:]) for b in self.blocks]
+            # The empty sum keeps `values` in the graph: DDP waits for a gradient of every parameter.
+            nothing = values.sum()
+            return [values.new_zeros(*b.events.shape, *values.shape[1:]) + nothing for b in self.blocks]
         return _gather(values, [b.events for b in self.blocks])
 
     def gather_impressions(self, values: Tensor) -> list[Tensor]:

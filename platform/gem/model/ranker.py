@@ -8,11 +8,11 @@ from gem.config import ModelConfig
 from gem.data.batch import Batch
 from gem.data.schema import Schema
 from gem.model.gem import Output, build_model
-from gem.model.tables import PlainTables
+from gem.model.tables import PlainTables, module_key
 
 
 class Ranker(nn.Module):
-    """forward: Batch -> Output. State keys: `dense.*` and `tables.tables.<table>.weight`."""
+    """forward: Batch -> Output. State keys: `dense.*` and `tables.tables.<module_key(table)>.weight`."""
 
     def __init__(self, schema: Schema, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Ranker(nn.Module):
 def ranker_weights(dense: dict[str, Tensor], tables: dict[str, Tensor]) -> dict[str, Tensor]:
     """State dict of a `Ranker` from a dense state dict and whole tables (name -> [rows, dim])."""
     out = {f"dense.{k}": v.detach().clone().contiguous() for k, v in dense.items()}
-    return out | {f"tables.tables.{k}.weight": v.detach().clone().contiguous() for k, v in tables.items()}
+    return out | {f"tables.tables.{module_key(k)}.weight": v.detach().clone().contiguous() for k, v in tables.items()}
 
 
 def num_parameters(model: nn.Module) -> dict[str, int]:

@@ -91,19 +91,20 @@ class TimelineReader(nn.Module):
 
 
 class MatchCounts(nn.Module):
-    """Hard search: how often has this user met (and answered) what the candidate is, before the cut?
+    """Hard search: how often, how recently and with what outcome has this user met what the candidate is?
 
-    For every single-valued ad field, the surface, the ad itself, "anything" and "the last few", counts of
-    event kinds and flags among the visible events that share the candidate's value:
+    For every single-valued ad field, the surface, the ad itself and "anything", counts of event kinds and
+    flags among the visible events that share the candidate's value, in nested windows of elapsed time and for
+    the newest match alone:
 
-        c[m, s] = Σ_{visible t} [value_m(t) = value_m(candidate)] · signal_s(t)
+        c[m, w, s] = Σ_{visible t, t in w} [value_m(t) = value_m(candidate)] · signal_s(t)
 
-    given as log1p(c) and as c / (c[m, any] + 4), mapped to `num_tokens` tokens. (SIM's hard search,
+    given as log1p(c) and as c / (c[m, w, any] + 4), mapped to `num_tokens` tokens. (The hard search of SIM,
     arXiv 2006.05639, as counts.) No gradient flows into the counts.
     """
 
     MAX_FIELDS = 6
-    RECENT = 8
+    GAPS = (GAP_BUCKETS, 17, 13)  # any age; below 2^17 s = 36 hours; below 2^13 s = 2.3 hours
 
     def __init__(self, schema: Schema, dim: int, num_tokens: int) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class MatchCounts(nn.Module):
         self.fields = tuple(f.name for f in single[: self.MAX_FIELDS])
         self.num_kinds, self.num_flags = len(schema.kinds), len(schema.flags)
         self.num_tokens, self.dim = num_tokens, dim
-        width = 2 * (len(self.fields) + 4) * (self.num_kinds + self.num_flags)
+        width = 2 * (len(self.fields) + 3) * (len(self.GAPS) + 1) * (self.num_kinds + self.num_flags)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * dim), nn.GELU(), nn.Linear(2 * dim, num_tokens * dim))
 
     def forward(self, batch: Batch, packing: Packing) -> Tensor:
@@ -122,15 +123,18 @@ class MatchCounts(nn.Module):
 
     @torch.no_grad()
     def counts(self, batch: Batch, packing: Packing) -> Tensor:
-        """-> [N, 2 · matches · signals] features."""
+        """-> [N, 2 · matches · windows · signals] features."""
         t = batch.timeline
         kinds = F.one_hot(t.kind, self.num_kinds + 1)[:, 1:].float()
         signals = torch.cat([kinds, flag_bits(t.flags, self.num_flags)], dim=1)
         values = torch.stack([batch.ads.ids[f] for f in self.fields], 1) if self.fields else None
         parts = []
         for block, signal_PLS in zip(packing.blocks, packing.gather_events(signals), strict=True):
-            counts = torch.stack([m.float() @ signal_PLS for m in self._matches(batch, block, values)], dim=2)
-            parts.append(counts.flatten(2))
+            match_MPIL = torch.stack(self._matches(batch, block, values))
+            newest = match_MPIL & (match_MPIL.flip(3).cumsum(3).flip(3) == 1)
+            windows = [match_MPIL & (block.gap < g) for g in self.GAPS] + [newest]
+            counts = torch.stack([w.float() @ signal_PLS for w in windows], dim=1)  # [M, W, P, I, S]
+            parts.append(counts.permute(2, 3, 0, 1, 4).flatten(2))
         counts = packing.scatter(parts).view(len(batch), -1, self.num_kinds + self.num_flags)
         total = counts[..., : self.num_kinds].sum(2, keepdim=True)
         return torch.cat([torch.log1p(counts), counts / (total + 4)], dim=2).flatten(1)
@@ -138,12 +142,11 @@ class MatchCounts(nn.Module):
     def _matches(self, batch: Batch, block: Block, values: Tensor | None) -> list[Tensor]:
         """Masks [P, I, L], one per kind of match."""
         t, seen = batch.timeline, block.visible
-        newest = seen.flip(2).long().cumsum(2).flip(2) <= self.RECENT
         if t.ad.numel() == 0:
-            return [seen] * (len(self.fields) + 4)
+            return [seen] * (len(self.fields) + 3)
         event_ad, own_ad = t.ad[block.events], batch.ad_of[block.impressions]
         own_surface = batch.surface[block.impressions].unsqueeze(2)
-        masks = [seen, seen & newest, seen & (t.surface[block.events].unsqueeze(1) == own_surface)]
+        masks = [seen, seen & (t.surface[block.events].unsqueeze(1) == own_surface)]
         masks.append(seen & (event_ad.unsqueeze(1) == own_ad.unsqueeze(2)))
         if values is not None:
             event_values, own_values = values[event_ad].unsqueeze(1), values[own_ad].unsqueeze(2)

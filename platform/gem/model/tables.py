@@ -18,6 +18,16 @@ from gem.errors import BundleError
 INIT_STD = 0.02
 
 
+def module_key(table: str) -> str:
+    """The name under which PyTorch can hold a table: most names as they are.
+
+    A module cannot hold "type" or "items" (its own attributes) or a name with a dot, and feature columns are
+    called so. Such names are escaped with "%", one to one.
+    """
+    text = table.replace("%", "%25").replace(".", "%2E")
+    return f"%{text}" if not text or hasattr(nn.ModuleDict(), text) else text
+
+
 def initial_weight(table: str, rows: int, dim: int, seed: int) -> Tensor:
     """Starting values of one table [rows, dim]: normal, the padding row zero.
 
@@ -38,25 +48,29 @@ class PlainTables(nn.Module):
 
     def __init__(self, schema: Schema, dim: int, seed: int = 0) -> None:
         super().__init__()
-        self.table_of = schema.table_of()
+        self.names = tuple(schema.tables())
+        self.key_of = {field: module_key(table) for field, table in schema.table_of().items()}
         self.tables = nn.ModuleDict()
         for name, rows in schema.tables().items():
-            self.tables[name] = nn.Embedding(rows, dim, _weight=initial_weight(name, rows, dim, seed))
+            self.tables[module_key(name)] = nn.Embedding(rows, dim, _weight=initial_weight(name, rows, dim, seed))
 
     def forward(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {field: cast(Tensor, self.tables[self.table_of[field]](rows)) for field, rows in ids.items()}
+        return {field: cast(Tensor, self.tables[self.key_of[field]](rows)) for field, rows in ids.items()}
 
     def weights(self) -> dict[str, Tensor]:
         """Table name -> [rows, dim], detached."""
-        return {name: cast(nn.Embedding, t).weight.detach() for name, t in self.tables.items()}
+        return {name: self._weight(name).detach() for name in self.names}
+
+    def _weight(self, name: str) -> Tensor:
+        return cast(nn.Embedding, self.tables[module_key(name)]).weight
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Copy table values in; BundleError if names or shapes differ."""
-        if set(weights) != set(self.tables):
-            raise BundleError(f"tables: got {sorted(weights)}, the model has {sorted(self.tables)}")
+        if set(weights) != set(self.names):
+            raise BundleError(f"tables: got {sorted(weights)}, the model has {sorted(self.names)}")
         with torch.no_grad():
             for name, value in weights.items():
-                target = cast(nn.Embedding, self.tables[name]).weight
+                target = self._weight(name)
                 if target.shape != value.shape:
                     raise BundleError(f"table {name}: got shape {tuple(value.shape)}, expected {tuple(target.shape)}")
                 target.copy_(value)

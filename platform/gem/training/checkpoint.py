@@ -27,6 +27,7 @@ from gem.training.learner import Learner
 
 log = logging.getLogger(__name__)
 KEEP = 2
+ADAM = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of one parameter
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,13 @@ def save_checkpoint(folder: Path, learner: Learner, position: Position, config_h
 
 
 def load_checkpoint(folder: Path, learner: Learner, config_hash: str) -> Position:
-    """Load the newest valid checkpoint into the learner; Position() if there is none.
+    """Load the newest valid checkpoint into the learner; Position() if there is none. Collective.
 
-    Raises TrainingError for a checkpoint of another configuration or with another key set.
+    Raises TrainingError for a checkpoint of another configuration, with another key set, or that not all
+    ranks see.
     """
     found = newest_valid(folder)
+    _check_agreement(folder, found)
     if found is None:
         return Position()
     path, meta = found
@@ -64,8 +67,9 @@ def load_checkpoint(folder: Path, learner: Learner, config_hash: str) -> Positio
             f"{config_hash[:12]}); remove the folder or use another run name"
         )
     tensors = load_file(str(path / "state.safetensors"))
+    _check_keys(learner, tensors, path)
     learner.tables.load(_part(tensors, "table."), _part(tensors, "moment."))
-    _load_dense(learner, _part(tensors, "dense."), path)
+    learner.objective.load_state_dict(_part(tensors, "dense."))
     _load_optimizer(learner, tensors)
     position = Position(**meta["position"])
     learner.step_index = position.step
@@ -80,7 +84,7 @@ def newest_valid(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             if _sha256(path / "state.safetensors") == meta["sha256"]:
                 return path, meta
             log.warning("checkpoint %s does not match its hash; falling back to an older one", path)
-        except (OSError, ValueError, KeyError) as e:
+        except (OSError, ValueError, KeyError, TypeError) as e:
             log.warning("checkpoint %s is unreadable (%s); falling back to an older one", path, e)
     return None
 
@@ -89,7 +93,8 @@ def _write(folder: Path, tensors: dict[str, Tensor], position: Position, config_
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{position.step:08d}"
     beside = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
+    for left in folder.glob(".step-*"):  # of a process that died while it wrote
+        shutil.rmtree(left, ignore_errors=True)
     beside.mkdir()
     try:
         save_file({k: v.contiguous().clone() for k, v in tensors.items()}, str(beside / "state.safetensors"))
@@ -120,19 +125,30 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
 
 def _load_optimizer(learner: Learner, tensors: dict[str, Tensor]) -> None:
     for name, parameter in learner.objective.named_parameters():
-        state = {
-            k: tensors[f"adam.{k}.{name}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"adam.{k}.{name}" in tensors
-        }
+        state = {k: tensors[f"adam.{k}.{name}"] for k in ADAM if f"adam.{k}.{name}" in tensors}
         if state:
             learner.optimizer.state[parameter] = state
 
 
-def _load_dense(learner: Learner, dense: dict[str, Tensor], path: Path) -> None:
-    own = learner.objective.state_dict()
-    missing, extra = sorted(set(own) - set(dense)), sorted(set(dense) - set(own))
+def _check_agreement(folder: Path, found: tuple[Path, dict[str, Any]] | None) -> None:
+    seen: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(seen, "" if found is None else f"{found[0].name} {found[1]['sha256']}")
+    if len(set(seen)) > 1:
+        raise TrainingError(
+            f"checkpoints under {folder}: ranks see different newest ones ({[s[:20] or 'none' for s in seen]}); "
+            "the folder must be shared by all workers"
+        )
+
+
+def _check_keys(learner: Learner, tensors: dict[str, Tensor], path: Path) -> None:
+    names = learner.tables.schema.tables()
+    want = {f"{part}.{name}" for part in ("table", "moment") for name in names}
+    want |= {f"dense.{name}" for name in learner.objective.state_dict()}
+    if any(key.startswith("adam.") for key in tensors):  # there are none before the first good step
+        want |= {f"adam.{part}.{name}" for part in ADAM for name, _ in learner.objective.named_parameters()}
+    missing, extra = sorted(want - set(tensors)), sorted(set(tensors) - want)
     if missing or extra:
         raise TrainingError(f"checkpoint {path}: missing keys {missing[:5]}, unexpected keys {extra[:5]}")
-    learner.objective.load_state_dict(dense)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

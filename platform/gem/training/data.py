@@ -61,6 +61,14 @@ class StoreReader:
         check_batch(out, self.rows_of)
         return out
 
+    def placeholder(self, at: IntArray) -> Batch:
+        """The batch of these impressions with nothing to learn from it, for a rank without a share."""
+        out = self.batch(at)
+        out.mask = torch.zeros_like(out.mask)
+        if out.soft:
+            out.soft["known"] = torch.zeros_like(out.soft["known"])
+        return out
+
     def costs(self) -> IntArray:
         """Work of each impression: 1 + events it reads, for balancing ranks."""
         read: IntArray = 1 + np.minimum(self.impressions.cut, self.max_history).astype(np.int64)
@@ -71,7 +79,7 @@ class Prefetch:
     """Build batches in a background thread, a few ahead; counts the time the trainer waited.
 
     An exception in the thread is raised in the consumer. `waited_s` over the run's time is the share of
-    step time spent waiting for data.
+    step time spent waiting for data. To be read once; `close` ends the thread.
     """
 
     def __init__(self, build: Callable[[IntArray], Batch], rows: Iterator[IntArray], depth: int = 3) -> None:
@@ -93,7 +101,11 @@ class Prefetch:
                     raise item
                 yield item
         finally:
-            self._stop.set()
+            self.close()
+
+    def close(self) -> None:
+        """End the thread, also in the middle; it stops after the batch it builds."""
+        self._stop.set()
 
     def _run(self, build: Callable[[IntArray], Batch], rows: Iterator[IntArray]) -> None:
         last: BaseException | None = None

@@ -1,8 +1,8 @@
-"""One training step on one rank: lookup, forward, guard, backward, guard, dense step.
+"""One training step on one rank: lookup, forward, guard, backward, guard, update.
 
-Tables are updated inside the backward pass (fused row-wise AdaGrad); dense weights by AdamW after a
-global gradient clip. Losses are sums divided by the global row count, so the update does not depend on
-the number of ranks.
+Tables are updated inside a backward pass of their own (fused row-wise AdaGrad); dense weights by AdamW
+after a global gradient clip. Nothing is updated unless losses and gradients of all ranks are finite.
+Losses are sums divided by the global row count, so the update does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True)
 class StepReport:
+    """What one step did on this rank."""
+
     step: int
     losses: tuple[float, ...]  # per row, this rank's rows; last is distillation
     grad_norm: float
@@ -80,15 +82,21 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_dense * factor
         self.tables.set_lr(self.config.lr_sparse * factor)
-        losses = self.parallel(batch, self.tables.lookup(batch.lookups()))
+        found = self.tables.lookup(batch.lookups())
+        emb = {field: rows.detach().requires_grad_() for field, rows in found.items()}
+        losses = self.parallel(batch, emb)
         if not _all_ranks(bool(torch.isfinite(losses).all())):
             return self._skip(batch, losses)
         self.optimizer.zero_grad(set_to_none=True)
         (losses.sum() * scale).backward()
         norm = nn.utils.clip_grad_norm_(self.objective.parameters(), self.config.clip_norm)
-        if not _all_ranks(bool(torch.isfinite(norm))):
+        gradients = {f: torch.zeros_like(e) if e.grad is None else e.grad for f, e in emb.items()}
+        finite = [torch.isfinite(norm), *(torch.isfinite(g).all() for g in gradients.values())]
+        if not _all_ranks(all(bool(f) for f in finite)):
             return self._skip(batch, losses)
         self.optimizer.step()
+        # Only now, since this backward pass is what updates the tables.
+        torch.autograd.backward([found[f] for f in gradients], list(gradients.values()))
         self.step_index += 1
         self.skipped_in_a_row = 0
         per_row = tuple((losses.detach() / max(len(batch), 1)).tolist())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gem.config import ModelConfig, TrainConfig, TransferConfig, config_hash
+from gem.data.batch import Batch
 from gem.data.schema import Schema
+from gem.errors import TrainingError
 from gem.model.gem import GEM, build_model
 from gem.model.ranker import ranker_weights
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -50,10 +54,12 @@ Progress = Callable[[int, int, dict[str, float]], None]  # (steps done, steps in
 
 def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | None = None) -> Trained:
     """Train one job on this rank's share. Collective: all ranks call it with the same job."""
+    if _distils(job) and reader.knowledge is None:
+        raise TrainingError(f"{job.name}: distillation is on but there is no knowledge; set transfer.enabled=false")
     plans = [_plan(job, reader, epoch) for epoch in range(job.train.epochs)]
     total = sum(len(p) for p in plans)
     learner = make_learner(job, schema, total)
-    key = config_hash({"job": [job.name, total], "model": config_hash(job.model), "train": config_hash(job.train)})
+    key = job_hash(job, schema, reader, total)
     start = Position()
     if job.checkpoint_dir is not None:
         start = load_checkpoint(job.checkpoint_dir, learner, key)
@@ -66,16 +72,35 @@ def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | No
     return Trained(weights, clock.record(job, total, start))
 
 
+def job_hash(job: Job, schema: Schema, reader: StoreReader, total_steps: int) -> str:
+    """What a checkpoint must agree with: everything that shapes the weights, but not how many workers there are."""
+    ids = np.ascontiguousarray(reader.impressions.impression_id[job.rows])
+    return config_hash(
+        {
+            "job": [job.name, total_steps],
+            "schema": schema.hash,
+            "model": config_hash(job.model),
+            "train": config_hash(dataclasses.replace(job.train, num_workers=0, checkpoint_every_steps=0)),
+            "transfer": None if job.transfer is None else config_hash(job.transfer),
+            "rows": hashlib.sha256(ids.tobytes()).hexdigest(),
+        }
+    )
+
+
 def make_learner(job: Job, schema: Schema, total_steps: int) -> Learner:
     """Model, tables and optimizers at their starting values (a function of the job's seed)."""
     model: GEM = build_model(schema, job.model, seed=job.train.seed)
     tables = ShardedTables(schema, job.model.dim, job.train.lr_sparse, job.train.seed)
     head = None
-    if job.transfer is not None and job.transfer.enabled:
+    if job.transfer is not None and _distils(job):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.train.seed)
             head = DistillationHead(job.model.representation_dim, len(schema.tasks), job.transfer)
     return Learner(schema, model, tables, job.train, total_steps, head)
+
+
+def _distils(job: Job) -> bool:
+    return job.transfer is not None and job.transfer.enabled
 
 
 def _plan(job: Job, reader: StoreReader, epoch: int) -> BatchPlan:
@@ -87,7 +112,6 @@ def _plan(job: Job, reader: StoreReader, epoch: int) -> BatchPlan:
         window_days=job.train.window_days,
         seed=job.train.seed,
         epoch=epoch,
-        min_users=dist.get_world_size(),
     )
 
 
@@ -102,17 +126,25 @@ def _run_epoch(
 ) -> None:
     epoch, first, total, key = where
     rank, world = dist.get_rank(), dist.get_world_size()
-    user, cost = reader.impressions.user, reader.costs()
-    shares = (rank_share(job.rows[at], user, cost, rank, world) for _, at in remaining(plan, first))
-    feed = Prefetch(reader.batch, shares)
-    for index, batch in zip(range(first, len(plan)), feed, strict=False):
-        report = learner.step(batch, global_rows=plan.batch(index).size)
-        clock.step(report.rows, report.losses, report.skipped)
-        if progress is not None and (learner.step_index % 10 == 0 or learner.step_index == total):
-            progress(learner.step_index, total, clock.figures())
-        every = job.train.checkpoint_every_steps
-        if job.checkpoint_dir is not None and every and learner.step_index % every == 0:
-            save_checkpoint(job.checkpoint_dir, learner, Position(epoch, index + 1, learner.step_index), key)
+    user, cost = reader.impressions.user.astype(np.int64), reader.costs()
+
+    def build(at: IntArray) -> Batch:
+        mine = rank_share(at, user, cost, rank, world)
+        # Every step is collective: a rank without rows takes part in it all the same.
+        return reader.batch(mine) if mine.size else reader.placeholder(at[:1])
+
+    feed = Prefetch(build, (job.rows[at] for _, at in remaining(plan, first)))
+    try:
+        for index, batch in zip(range(first, len(plan)), feed, strict=False):
+            report = learner.step(batch, global_rows=plan.batch(index).size)
+            clock.step(report.rows, report.losses, report.skipped)
+            if progress is not None and (learner.step_index % 10 == 0 or learner.step_index == total):
+                progress(learner.step_index, total, clock.figures())
+            every = job.train.checkpoint_every_steps
+            if job.checkpoint_dir is not None and every and learner.step_index % every == 0:
+                save_checkpoint(job.checkpoint_dir, learner, Position(epoch, index + 1, learner.step_index), key)
+    finally:
+        feed.close()
     clock.waited_s += feed.waited_s
 
 

@@ -33,14 +33,12 @@ class BatchPlan:
         return self.rows[self.bounds[index] : self.bounds[index + 1]]
 
 
-def plan_epoch(
-    user: IntArray, day: IntArray, *, batch_size: int, window_days: int, seed: int, epoch: int, min_users: int = 1
-) -> BatchPlan:
+def plan_epoch(user: IntArray, day: IntArray, *, batch_size: int, window_days: int, seed: int, epoch: int) -> BatchPlan:
     """Order impressions into global batches of about `batch_size` rows.
 
     user, day [N]: entity index and day number of each impression. Within a window of `window_days`
-    days, users come in random order, each with all its rows of that window. `min_users` (the number of
-    ranks) users at least are in every batch; a user with more rows than a batch is split over several.
+    days, users come in random order, each with all its rows of that window; a user with more rows than half
+    a batch is split into several runs.
     """
     if batch_size < 1 or window_days < 1:
         raise TrainingError(f"batch_size and window_days must be >= 1, got {batch_size} and {window_days}")
@@ -53,15 +51,13 @@ def plan_epoch(
     for window in range(first, int(day.max()) + 1, window_days):
         at = np.flatnonzero((day >= window) & (day < window + window_days))
         if at.size:
-            ordered, cuts = _window_batches(user[at], rng, batch_size, min_users)
+            ordered, cuts = _window_batches(user[at], rng, batch_size)
             rows.append(at[ordered])
             sizes += cuts
     return BatchPlan(np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
-def _window_batches(
-    user: IntArray, rng: np.random.Generator, batch_size: int, min_users: int
-) -> tuple[IntArray, list[int]]:
+def _window_batches(user: IntArray, rng: np.random.Generator, batch_size: int) -> tuple[IntArray, list[int]]:
     _, code, counts = np.unique(user, return_inverse=True, return_counts=True)
     # A very active user is split into runs of at most half a batch, each placed on its own.
     run = np.empty(user.size, np.int64)
@@ -71,26 +67,22 @@ def _window_batches(
     _, unit = np.unique(code * (int(run.max()) + 1) + run, return_inverse=True)
     position = rng.permutation(int(unit.max()) + 1)[unit]
     ordered = np.lexsort((run, position))
-    unit_sizes = np.bincount(position)
     cuts: list[int] = []
-    users_in = size = 0
-    for n in unit_sizes.tolist():
-        if size + n > batch_size and users_in >= min_users:
+    size = 0
+    for n in np.bincount(position).tolist():
+        if size + n > batch_size and size:
             cuts.append(size)
-            users_in = size = 0
-        users_in, size = users_in + 1, size + n
-    if size and cuts and users_in < min_users:
-        cuts[-1] += size
-    elif size:
-        cuts.append(size)
-    return ordered, cuts
+            size = 0
+        size += n
+    return ordered, [*cuts, size]
 
 
 def rank_share(rows: IntArray, user: IntArray, cost: IntArray, rank: int, world: int) -> IntArray:
     """This rank's rows of a global batch: whole users, dealt so that the summed `cost` is balanced.
 
     rows: positions of the batch; user, cost [N] over all impressions (cost e.g. 1 + events read).
-    Users are dealt in order of falling cost, back and forth over the ranks.
+    Users are dealt in order of falling cost, back and forth over the ranks. A rank gets no rows when there
+    are fewer users than ranks.
     """
     if world == 1:
         return rows

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gem.data.schema import Schema
 from gem.errors import BundleError
-from gem.model.tables import initial_weight
+from gem.model.tables import initial_weight, module_key
 
 ROW_WISE_FROM = 4096  # rows; smaller tables are cheaper whole
 FUSED = "fused"  # the default kernel on CPU is a dense one without an optimizer of its own
@@ -34,6 +34,7 @@ class ShardedTables:
         self.load({name: initial_weight(name, rows, dim, seed) for name, rows in schema.tables().items()})
 
     def lookup(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+        """{field: ids [n]} -> {field: [n, dim]}; n may differ between fields and ranks. Collective both ways."""
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         kjt = KeyedJaggedTensor(
@@ -45,8 +46,10 @@ class ShardedTables:
         return {f: found[f].values() for f in self.fields}
 
     def set_lr(self, lr: float) -> None:
+        """Learning rate of the updates in the backward passes from now on."""
         for group in self.model.fused_optimizer.param_groups:
             group["lr"] = lr
+        self.model.fused_optimizer.step()  # moves no weight: hands the rate to the kernels, which have their own copy
 
     def weights(self) -> dict[str, Tensor]:
         """Whole tables on rank 0 (name -> [rows, dim]); empty elsewhere. Collective."""
@@ -57,10 +60,20 @@ class ShardedTables:
         return _gather(_shards(self.model.fused_optimizer.state_dict()["state"], "momentum1"), self.schema)
 
     def load(self, weights: dict[str, Tensor], moments: dict[str, Tensor] | None = None) -> None:
-        """Copy whole tables (the same on every rank) into the local shards, whatever the sharding."""
+        """Copy whole tables (the same on every rank) into the local shards, whatever the sharding.
+
+        Raises BundleError unless `weights`, and `moments` if given, hold every table with all its rows.
+        """
+        self._check("weights", weights)
         _scatter(_shards(self.model.state_dict(), ".weight"), weights)
         if moments is not None:
+            self._check("moments", moments)
             _scatter(_shards(self.model.fused_optimizer.state_dict()["state"], "momentum1"), moments)
+
+    def _check(self, what: str, given: dict[str, Tensor]) -> None:
+        want, got = self.schema.tables(), {name: len(values) for name, values in given.items()}
+        if got != want:
+            raise BundleError(f"table {what}: got (name: rows) {got}, this model has {want}; use those of one model")
 
 
 def _wrap(schema: Schema, dim: int, lr: float) -> Any:
@@ -75,7 +88,7 @@ def _wrap(schema: Schema, dim: int, lr: float) -> Any:
     rows_of, table_of = schema.tables(), schema.table_of()
     configs = [
         EmbeddingConfig(
-            name=name,
+            name=module_key(name),
             num_embeddings=rows,
             embedding_dim=dim,
             feature_names=[f for f, t in table_of.items() if t == name],
@@ -88,7 +101,7 @@ def _wrap(schema: Schema, dim: int, lr: float) -> Any:
         fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": lr, "eps": 1e-8}
     )
     placed = {
-        name: row_wise(compute_kernel=FUSED)
+        module_key(name): row_wise(compute_kernel=FUSED)
         if rows >= ROW_WISE_FROM and world > 1
         else table_wise(i % world, compute_kernel=FUSED)
         for i, (name, rows) in enumerate(rows_of.items())
@@ -108,7 +121,7 @@ def _wrap(schema: Schema, dim: int, lr: float) -> Any:
 
 
 def _shards(state: dict[str, Any], ending: str) -> dict[str, list[tuple[int, Tensor]]]:
-    """table name -> local pieces (first row, values) found in a TorchRec state dict."""
+    """module key of a table -> local pieces (first row, values) found in a TorchRec state dict."""
     out: dict[str, list[tuple[int, Tensor]]] = {}
     for key, value in _leaves(state):
         if ending.strip(".") not in key.split(".")[-1]:
@@ -143,7 +156,7 @@ def _gather(shards: dict[str, list[tuple[int, Tensor]]], schema: Schema) -> dict
         return {}
     out: dict[str, Tensor] = {}
     for table, rows in schema.tables().items():
-        pieces = [p for part in everyone for p in part.get(table, [])]
+        pieces = [p for part in everyone for p in part.get(module_key(table), [])]
         whole = torch.cat([torch.from_numpy(values) for _, values in sorted(pieces, key=lambda p: p[0])])
         if whole.shape[0] != rows:
             raise BundleError(f"table {table}: gathered {whole.shape[0]} rows of {rows}; a shard is missing")
@@ -153,6 +166,6 @@ def _gather(shards: dict[str, list[tuple[int, Tensor]]], schema: Schema) -> dict
 
 def _scatter(shards: dict[str, list[tuple[int, Tensor]]], whole: dict[str, Tensor]) -> None:
     with torch.no_grad():
-        for table, pieces in shards.items():
-            for row, piece in pieces:
-                piece.copy_(whole[table][row : row + piece.shape[0]].view_as(piece))
+        for table, values in whole.items():
+            for row, piece in shards.get(module_key(table), []):
+                piece.copy_(values[row : row + piece.shape[0]].view_as(piece))

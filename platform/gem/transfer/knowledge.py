@@ -22,6 +22,8 @@ from gem.errors import DataError
 
 @dataclass(frozen=True)
 class Teacher:
+    """Who wrote the records: the bundle, and the last day it learned from (the age of the knowledge)."""
+
     bundle_hash: str
     trained_to_day: str
 
@@ -63,7 +65,7 @@ def write_records(
 def entire_space(schema: Schema, logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Conditional logits [N, K] -> entire-space probabilities [N, K]."""
     names = [t.name for t in schema.tasks]
-    own = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    own = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64))).astype(np.float32)
     for k, task in enumerate(schema.tasks):
         if task.given is not None:
             own[:, k] *= own[:, names.index(task.given)]
@@ -75,7 +77,7 @@ def read_records(
 ) -> KnowledgeRecords:
     """Records of these impressions, in their order; missing ones have known = 0.
 
-    Raises DataError if a part belongs to another teacher or fewer than `min_share` of rows are known.
+    Raises DataError if a part is damaged or belongs to another teacher, or if fewer than `min_share` of rows are known.
     """
     parts = sorted(folder.glob("part-*.parquet"))
     if not parts:
@@ -95,6 +97,8 @@ def read_records(
         )
 
     def matrix(prefix: str) -> NDArray[np.float32]:
+        if not ids.size:
+            return np.zeros((impression_id.size, len(schema.tasks)), np.float32)
         found_columns = [table.column(f"{prefix}_{t.name}").to_numpy()[found] for t in schema.tasks]
         return np.stack(found_columns, axis=1).astype(np.float32)
 
@@ -106,7 +110,12 @@ def _columns(schema: Schema) -> Sequence[str]:
 
 
 def _read(part: Path, columns: Sequence[str], teacher_hash: str) -> pa.Table:
-    table = pq.read_table(part, columns=list(columns))
+    try:
+        table = pq.read_table(part, columns=list(columns))
+    except (OSError, pa.ArrowException) as e:
+        raise DataError(
+            f"{part} cannot be read ({e}); regenerate it with `python -m pipelines generate-knowledge`"
+        ) from e
     found = (table.schema.metadata or {}).get(b"teacher", b"").decode()
     if found != teacher_hash:
         raise DataError(f"{part} was written by teacher {found[:12]}, expected {teacher_hash[:12]}")

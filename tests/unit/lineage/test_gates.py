@@ -94,3 +94,14 @@ def test_senseless_limits_refuse_everything() -> None:
 
 def test_record_survives_json() -> None:
     assert GateRecord.from_dict(record().to_dict()) == record()
+
+
+def test_calibration_outside_the_limits_needs_an_interval_without_one() -> None:
+    def off(low: float | None, high: float | None) -> GateRecord:
+        return record(dataclasses.replace(GOOD, calibration=1.14, calibration_low=low, calibration_high=high))
+
+    assert any("calibration" in r for r in refusals(off(1.05, 1.23)))
+    assert any("calibration" in r for r in refusals(off(None, None)))
+    assert any("calibration" in r for r in refusals(off(0.9, math.inf)))
+    assert not refusals(off(0.98, 1.3))
+    assert any("too few outcomes to tell" in r for r in decide(off(0.98, 1.3), None, CONFIG).reasons)
