@@ -134,8 +134,12 @@ def measure(
 def _scores(tasks: dict[str, Any]) -> dict[str, TaskScore]:
     return {
         name: TaskScore(
-            t["ne"]["value"], t["calibration"]["value"], t["auc"]["value"], t["rows"],
-            t["calibration"]["low"], t["calibration"]["high"],
+            t["ne"]["value"],
+            t["calibration"]["value"],
+            t["auc"]["value"],
+            t["rows"],
+            t["calibration"]["low"],
+            t["calibration"]["high"],
         )
         for name, t in tasks.items()
     }

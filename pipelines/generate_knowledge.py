@@ -37,6 +37,7 @@ def generate_knowledge(loop: Loop) -> StageResult:
             batch_size=1,
             num_cpus=1,
             compute=ray.data.ActorPoolStrategy(size=NUM_ACTORS),
+            max_restarts=0,  # a restart needs arguments that may be gone; a lost actor fails the stage instead
         )
         total = 0
         with loop.console.progress("scoring", num_parts, "parts") as bar:

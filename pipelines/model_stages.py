@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gem.config import RunConfig
 from gem.data.store import FeatureStore
 from gem.lineage.bundle import BundleInfo, Parents, save_bundle, store_files
 from pipelines.console import Stage
@@ -18,6 +19,7 @@ from pipelines.train_workers import TrainTask, WorkerGroup
 from pipelines.training import fit
 
 BUNDLES = "bundles"
+SHARED = "shared-student"
 
 
 def pretrain(loop: Loop) -> StageResult:
@@ -41,28 +43,36 @@ def pretrain(loop: Loop) -> StageResult:
 
 
 def distill(loop: Loop) -> StageResult:
-    """Train one vertical model per surface group, with the teacher's knowledge."""
+    """Train the vertical models with the teacher's knowledge: a shared student on all surfaces, then one for each.
+
+    The shared student gives small surfaces what the others teach; it is a start, not a model that is served.
+    """
     config = loop.config
 
     def build(out: Path, stage: Stage) -> dict[str, Any]:
         store = FeatureStore.open(loop.store)
         teacher_hash = loop.done["pretrain"].record["bundles"][loop.model_name()]
-        transfer = config.transfer if config.transfer.enabled else None
-        groups = {loop.model_name(g): g for g in store.schema.surface_groups}
-        tasks = tuple(TrainTask(n, config.student, config.student_train, g, transfer) for n, g in groups.items())
-        group = _worker_group(
-            loop, out, "distill", tasks, config.student_train.num_workers, teacher_hash if transfer else ""
-        )
+        tasks = student_tasks(config, {loop.model_name(g): g for g in store.schema.surface_groups})
+        distils = config.transfer.enabled
+        group = _worker_group(loop, out, "distill", tasks, config.student_train.num_workers, teacher_hash * distils)
         results = fit(loop.cluster, loop.console, group, config.student_train.num_workers, out / "ray")
-        teacher = (teacher_hash, bundle_path(loop, "pretrain", loop.model_name())) if transfer else None
+        teacher = (teacher_hash, bundle_path(loop, "pretrain", loop.model_name())) if distils else None
         _save(loop, group, out, results, loop.parents(store.hash, teacher))
         return _close(out, group, results)
 
     parts = {
         "knowledge": loop.done["generate-knowledge"].key, "student": plain(config.student),
-        "train": plain(config.student_train), "transfer": plain(config.transfer), "code": code_hash(MODEL_CODE),
+        "train": plain(config.student_train), "finetune": plain(config.finetune), "transfer": plain(config.transfer),
+        "code": code_hash(MODEL_CODE),
     }  # fmt: skip
     return loop.stage("distill", parts, build)
+
+
+def student_tasks(config: RunConfig, groups: Mapping[str, str]) -> tuple[TrainTask, ...]:
+    """The shared student, then a vertical model per group (name -> surface group) that starts from it."""
+    transfer = config.transfer if config.transfer.enabled else None
+    shared = TrainTask(SHARED, config.student, config.student_train, transfer=transfer)
+    return (shared, *(TrainTask(n, config.student, config.finetune, g, transfer, SHARED) for n, g in groups.items()))
 
 
 def bundle_path(loop: Loop, stage: str, name: str) -> Path:
@@ -92,6 +102,8 @@ def _save(loop: Loop, group: WorkerGroup, out: Path, results: Mapping[str, Any],
 
     schema = FeatureStore.open(loop.store, verify=False).schema
     for task in group.tasks:
+        if task.name == SHARED:
+            continue
         result = results[task.name]
         info = BundleInfo(
             name=task.name, kind="vertical" if task.group else "foundation", group=task.group, schema=schema,
@@ -112,7 +124,7 @@ def _close(out: Path, group: WorkerGroup, results: Mapping[str, Any]) -> dict[st
         "rows_in": rows,
         "rows_out": rows,
         "quarantined": 0,
-        "bundles": {name: r["hash"] for name, r in results.items()},
+        "bundles": {name: r["hash"] for name, r in results.items() if "hash" in r},
         "train": records,
         "rows_per_s": round(sum(r["train_rows"] for r in records.values()) / max(seconds, 1e-9), 1),
         "data_wait_share": max(r["data_wait_share"] for r in records.values()),

@@ -25,13 +25,17 @@ PROGRESS = "progress.json"
 
 @dataclass(frozen=True)
 class TrainTask:
-    """One model of a stage, as plain values that travel to the workers. group "" = all surfaces."""
+    """One model of a stage, as plain values that travel to the workers.
+
+    group "" = all surfaces. start_from: name of an earlier task of the stage whose weights it starts from.
+    """
 
     name: str
     model: ModelConfig
     train: TrainConfig
     group: str = ""
     transfer: TransferConfig | None = None
+    start_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class WorkerGroup:
         tasks = tuple(
             TrainTask(
                 t["name"], ModelConfig(**t["model"]), TrainConfig(**t["train"]), t["group"],
-                TransferConfig(**t["transfer"]) if t["transfer"] else None,
+                TransferConfig(**t["transfer"]) if t["transfer"] else None, t["start_from"],
             )
             for t in raw["tasks"]
         )  # fmt: skip
@@ -97,7 +101,8 @@ def run_tasks(group: WorkerGroup) -> None:
         rows, validation = np.flatnonzero(in_group & is_train), np.flatnonzero(in_group & ~is_train)
         reader = StoreReader(store, timelines, impressions, task.model.max_history, knowledge)
         folder = Path(group.checkpoints) / task.name
-        job = Job(task.name, task.model, task.train, rows, task.transfer, checkpoint_dir=folder)
+        start = _weights(group, task.start_from)
+        job = Job(task.name, task.model, task.train, rows, task.transfer, checkpoint_dir=folder, start_from=start)
 
         def report(done: int, total: int, figures: dict[str, float], task: TrainTask = task, at: int = number) -> None:
             if dist.get_rank() == 0:
@@ -105,7 +110,7 @@ def run_tasks(group: WorkerGroup) -> None:
 
         trained = train(job, store.schema, reader, report)
         if dist.get_rank() == 0:
-            _finish(group, task, store, reader, trained, validation)
+            _finish(group, task, store, reader, trained, rows, validation)
         dist.barrier()
 
 
@@ -118,6 +123,13 @@ def rows_of_group(store: FeatureStore, impressions: Impressions, group: str) -> 
     index = store.schema.surface_groups.index(group)
     mask: NDArray[np.bool_] = np.asarray(store.schema.group_of_surface)[impressions.surface] == index
     return mask
+
+
+def _weights(group: WorkerGroup, name: str) -> Any:
+    """What an earlier task of this stage left behind, or None."""
+    from safetensors.torch import load_file
+
+    return load_file(str(Path(group.out) / f"{name}.safetensors")) if name else None
 
 
 def _knowledge(group: WorkerGroup, store: FeatureStore, impressions: Impressions) -> Any:
@@ -136,12 +148,13 @@ def _finish(
     store: FeatureStore,
     reader: Any,
     trained: Trained,
+    rows: NDArray[np.int64],
     validation: NDArray[np.int64],
 ) -> None:
     """Rank 0: calibrate on the validation day and write what a bundle needs; the JSON comes last."""
     from safetensors.torch import save_file
 
-    from gem.model.calibration import calibration_to_dict, fit_calibration
+    from gem.model.calibration import calibration_to_dict, day_noise, fit_calibration
     from gem.model.ranker import Ranker, num_parameters
     from gem.training.predict import predict
 
@@ -149,22 +162,27 @@ def _finish(
     model.load_state_dict(trained.weights)
     imp = reader.impressions
     scores = predict(model, reader, validation)
-    calibration = fit_calibration(
-        store.schema,
-        scores.logits,
-        imp.labels[validation],
-        imp.mask[validation],
-        imp.surface[validation].astype("int64"),
-    )
+    noise = day_noise(store.schema, _outcomes(imp, rows))
+    calibration = fit_calibration(store.schema, scores.logits, _outcomes(imp, validation), noise)
     out = Path(group.out)
     save_file(trained.weights, str(out / f"{task.name}.safetensors"))
     result = {
         "calibration": calibration_to_dict(calibration),
         "record": {**trained.record, "parameters": num_parameters(model), "validation_rows": int(validation.size)},
+        "day_noise": noise,
     }
     beside = out / f".{task.name}.json"
     beside.write_text(json.dumps(result))
     beside.rename(out / f"{task.name}.json")
+
+
+def _outcomes(impressions: Impressions, at: NDArray[np.int64]) -> Any:
+    from gem.model.calibration import Outcomes
+
+    return Outcomes(
+        impressions.labels[at], impressions.mask[at], impressions.surface[at].astype("int64"),
+        impressions.day[at].astype("int64"),
+    )  # fmt: skip
 
 
 def _write_progress(

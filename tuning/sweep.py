@@ -6,8 +6,10 @@ import logging
 import os
 import shlex
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -182,10 +184,19 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
     from ray.tune.schedulers import ASHAScheduler
 
     settings = [t.setting for t in ledger.trials]
-    job = TrialJob(str(loop.store.absolute()), loop.config.to_dict(), settings, options.users, options.seed)
     working = ledger.folder / "ray"
+    scratch = working / "scratch"
+    scratch.mkdir(parents=True)
+    job = TrialJob(
+        str(loop.store.absolute()), loop.config.to_dict(), settings, options.users, options.seed, str(scratch)
+    )
     asha = ASHAScheduler(time_attr="percent", max_t=100, grace_period=100 // judgement.PARTS, reduction_factor=2)
-    with _quiet_tune(), loop.console.progress("trials", len(settings), "trials") as progress:
+    brake = Brake(options.budget_s)
+    with (
+        _quiet_tune(),
+        _interrupts(brake, loop.console),
+        loop.console.progress("trials", len(settings), "trials") as progress,
+    ):
         ledger.progress = progress
         tuner = tune.Tuner(
             tune.with_resources(partial(run_trial, job=job), {"CPU": CPUS_EACH}),
@@ -195,11 +206,14 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
                 mode="min",
                 scheduler=asha,
                 max_concurrent_trials=options.concurrent,  # without it Tune may start more than can be placed
-                time_budget_s=options.budget_s,
                 reuse_actors=True,  # a worker pays for importing torch once
             ),
             run_config=tune.RunConfig(
-                name="sweep", storage_path=str(working), verbose=0, callbacks=[tune_callback(ledger)]
+                name="sweep",
+                storage_path=str(working),
+                verbose=0,
+                callbacks=[tune_callback(ledger)],
+                stop=tune_stopper(brake),
             ),
         )
         try:
@@ -207,6 +221,63 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
         finally:
             ledger.progress = None
             shutil.rmtree(working, ignore_errors=True)
+    if brake.pulled:
+        raise KeyboardInterrupt
+
+
+class Brake:
+    """Stops a sweep: after its budget (counted from the first question), or when pulled."""
+
+    def __init__(self, budget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pulled = False
+        self._budget_s, self._clock = budget_s, clock
+        self._end_s: float | None = None
+
+    def stops(self) -> bool:
+        """True once all trials must end."""
+        now_s = self._clock()
+        self._end_s = now_s + self._budget_s if self._end_s is None else self._end_s
+        return self.pulled or now_s >= self._end_s
+
+
+def tune_stopper(brake: Brake) -> Any:
+    """The brake as a Ray Tune stopper, which is asked several times a second."""
+    from ray.tune import Stopper
+    from ray.tune.stopper import NoopStopper
+
+    class BrakeStopper(Stopper):
+        """Ends all trials together. Tune pickles it with its own state; the brake stays here."""
+
+        def __reduce__(self) -> Any:
+            return (NoopStopper, ())
+
+        def __call__(self, trial_id: str, result: Any) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return brake.stops()
+
+    return BrakeStopper()
+
+
+@contextmanager
+def _interrupts(brake: Brake, console: Console) -> Iterator[None]:
+    """Ctrl-C pulls the brake, so that Tune frees what the trials hold on a cluster; a second one leaves at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def pull(signum: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        brake.pulled = True
+        console.line("stopping the trials; Ctrl-C again to leave at once")
+
+    signal.signal(signal.SIGINT, pull)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class TrialJob:
     settings: list[dict[str, Any]]  # trial number -> {config path: value}
     users: float  # share of the users that is read
     seed: int  # of that share
+    scratch: str  # folder for checkpoints; the driver removes it, also after a killed worker
 
 
 Report = Callable[[dict[str, float]], None]
@@ -79,7 +80,7 @@ def train_variant(job: TrialJob, setting: Mapping[str, Any], report: Report) -> 
     # A store in memory instead of an address: nothing outside this process takes part, no port is needed.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with tempfile.TemporaryDirectory(prefix="gem-trial-") as folder:
+        with tempfile.TemporaryDirectory(dir=job.scratch, ignore_cleanup_errors=True) as folder:
             training = light_training(training, plan_steps(reader, training, rows))
             watch = Watch(judge, Path(folder), report)
             job_of_trial = Job("trial", model, training, rows, checkpoint_dir=Path(folder))

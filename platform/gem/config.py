@@ -104,7 +104,10 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     student: ModelConfig = field(default_factory=lambda: ModelConfig(dim=16, num_layers=1, num_heads=2, max_history=32))
-    student_train: TrainConfig = field(default_factory=TrainConfig)
+    student_train: TrainConfig = field(default_factory=TrainConfig)  # the shared student, on all surfaces
+    finetune: TrainConfig = field(  # each vertical model from there, on its own surfaces
+        default_factory=lambda: TrainConfig(batch_impressions=256, lr_dense=4e-4, lr_sparse=0.02)
+    )
     transfer: TransferConfig = field(default_factory=TransferConfig)
     gates: GateConfig = field(default_factory=GateConfig)
 

@@ -38,6 +38,7 @@ def tiny() -> RunConfig:
         student=dataclasses.replace(model, dim=8),
         train=train,
         student_train=train,
+        finetune=dataclasses.replace(train, lr_dense=4e-4, lr_sparse=0.02),
     )
 
 

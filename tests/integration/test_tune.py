@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def test_sweep_reports_every_trial_and_its_best(swept: dict[str, Any]) -> None:
     assert swept["complete"]
     assert not swept["interrupted"]
     assert [t["number"] for t in swept["trials"]] == [0, 1]
-    assert swept["trials"][0]["setting"] == {"train.lr_dense": 1e-3, "train.lr_sparse": 0.05}
+    own = recipe("tiny").train
+    assert swept["trials"][0]["setting"] == {"train.lr_dense": own.lr_dense, "train.lr_sparse": own.lr_sparse}
     for trial in swept["trials"]:
         assert trial["status"] in (FINISHED, STOPPED)
         percents = [r["percent"] for r in trial["reports"]]
@@ -86,6 +88,7 @@ def test_failed_trial_is_recorded_and_not_fatal(
     assert "[2/3] preprocess\n      skipped: inputs unchanged" in said
     assert "the recipe's own setting: nothing to change" in said
     assert "Traceback" not in said
+    assert [p.name for p in sorted(runs.glob("generated/tuning/*/*"))] == ["result.json"] * len(results(runs))
     good, bad = results(runs)[-1]["trials"]
     assert (good["status"], bad["status"], bad["setting"]) == (FINISHED, FAILED, {"train.window_days": 0})
     assert bad["error"].startswith("TrainingError: batch_size and window_days must be >= 1")
@@ -97,7 +100,8 @@ def test_all_trials_failing_is_an_error_with_the_first_reason(
     vary = ("--set", "train.window_days=0", "--vary", "train.lr_sparse=0.01..0.1")
     assert main(["sweep", *SMALL, "--trials", "2", *vary, "--runs", str(runs)]) == 1
     error = capsys.readouterr().err
-    assert "error: no usable trial: all 2 failed. Trial 0 (lr_sparse=0.05): TrainingError: batch_size" in error
+    assert "error: no usable trial: all 2 failed. Trial 0 (lr_sparse=" in error
+    assert "): TrainingError: batch_size and window_days must be >= 1, got 64 and 0" in error
     assert results(runs)[-1]["best"] is None
 
 
@@ -108,7 +112,7 @@ def test_ctrl_c_keeps_what_was_finished_and_frees_the_cluster(
 
     def end_and_interrupt(self: Ledger, *given: Any, **more: Any) -> None:
         original(self, *given, **more)
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "ended", end_and_interrupt)
@@ -126,7 +130,7 @@ def test_ctrl_c_keeps_what_was_finished_and_frees_the_cluster(
 
 
 def test_reports_are_those_of_the_training_loop_and_the_test_day_stays_closed(
-    swept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    swept: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle: the same model stepped by hand to the same step, scored by the formula of NE."""
     opened: list[str] = []
@@ -138,12 +142,13 @@ def test_reports_are_those_of_the_training_loop_and_the_test_day_stays_closed(
 
     monkeypatch.setattr(FeatureStore, "impressions", spy)
     config = apply_overrides(recipe("tiny"), ["train.batch_impressions=64"])
-    job = TrialJob(swept["store"], config.to_dict(), [], users=0.6, seed=1)
+    job = TrialJob(swept["store"], config.to_dict(), [], users=0.6, seed=1, scratch=str(tmp_path))
     reports: list[dict[str, float]] = []
     train_variant(job, {"train.lr_dense": 0.01, "model.rank": 8}, reports.append)
     split = FeatureStore.open(swept["store"]).split
     assert set(opened) == {*split.train_days, split.validation_day}
     assert not dist.is_initialized()
+    assert list(tmp_path.iterdir()) == []
     assert [r["percent"] for r in reports][-1] == 100
     assert len(reports) >= 3
     setting = ["train.lr_dense=0.01", "student.rank=8"]

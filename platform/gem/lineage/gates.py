@@ -145,7 +145,10 @@ def _check_calibration(value: float | None, score: TaskScore, config: GateConfig
         return True, text
     from_, to = _known(score.calibration_low), _known(score.calibration_high)
     if from_ is not None and to is not None and from_ <= 1.0 <= to:
-        return True, f"{text}: outside, but 1 lies in its 95 % interval [{from_:.3f}, {to:.3f}], too few outcomes to tell"
+        return (
+            True,
+            f"{text}: outside, but 1 lies in its 95 % interval [{from_:.3f}, {to:.3f}], too few outcomes to tell",
+        )
     return False, text
 
 

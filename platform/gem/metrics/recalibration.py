@@ -10,6 +10,7 @@ make the global shift the mean over groups, whatever their size, and a small gro
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,23 @@ class PlattCalibration:
             slope, shift = _fit_global(x, labels, fixed_slope=MIN_SLOPE)
         shifts = _fit_groups(slope * x + shift, labels, codes, len(names), ridge)
         return cls(slope, shift, {n: float(v) for n, v in zip(names, shifts, strict=True)}, labels.shape[0], "")
+
+    def shrunk(self, logit: ArrayLike, noise: float) -> PlattCalibration:
+        """The same layer with its mean shift on the fitted rows [N] pulled towards none.
+
+        noise: standard deviation of what moves a whole day's log odds and is gone the next day. A shift seen on
+        one day is bias plus that noise (and sampling error); the positive-part James-Stein estimate of the bias
+        keeps max(0, 1 - (noise² + se²) / shift²) of it.
+        """
+        x = np.asarray(logit, dtype=np.float64)
+        if self.rows == 0 or x.size == 0 or noise <= 0:
+            return self
+        centre = float(x.mean())
+        seen = self.slope * centre + self.shift - centre
+        p = _sigmoid(x)
+        variance = noise**2 + 1.0 / max(float((p * (1.0 - p)).sum()), 1e-9)
+        kept = max(0.0, 1.0 - variance / seen**2) if seen else 0.0
+        return dataclasses.replace(self, shift=self.shift - (1.0 - kept) * seen)
 
     def apply(self, logit: ArrayLike, group: ArrayLike | str | int | None = None) -> Floats:
         """Calibrated logits, in the shape of `logit` (float64). A group never seen gets the global shift.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from torch import Tensor, nn
 
 from gem.config import ModelConfig
@@ -29,6 +31,22 @@ def ranker_weights(dense: dict[str, Tensor], tables: dict[str, Tensor]) -> dict[
     """State dict of a `Ranker` from a dense state dict and whole tables (name -> [rows, dim])."""
     out = {f"dense.{k}": v.detach().clone().contiguous() for k, v in dense.items()}
     return out | {f"tables.tables.{module_key(k)}.weight": v.detach().clone().contiguous() for k, v in tables.items()}
+
+
+def split_weights(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inverse of `ranker_weights`: (dense state dict, table name -> [rows, dim])."""
+    dense = {k.removeprefix("dense."): v for k, v in weights.items() if k.startswith("dense.")}
+    tables = {k.split(".")[2]: v for k, v in weights.items() if k.startswith("tables.tables.")}
+    return dense, tables
+
+
+def weights_hash(weights: dict[str, Tensor]) -> str:
+    """sha256 over names and values, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def num_parameters(model: nn.Module) -> dict[str, int]:

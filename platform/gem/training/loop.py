@@ -20,7 +20,7 @@ from gem.data.batch import Batch
 from gem.data.schema import Schema
 from gem.errors import TrainingError
 from gem.model.gem import GEM, build_model
-from gem.model.ranker import ranker_weights
+from gem.model.ranker import ranker_weights, split_weights, weights_hash
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from gem.training.data import IntArray, Prefetch, StoreReader
 from gem.training.learner import Learner
@@ -39,6 +39,7 @@ class Job:
     rows: IntArray
     transfer: TransferConfig | None = None  # given: distil from the reader's knowledge
     checkpoint_dir: Path | None = None
+    start_from: dict[str, Tensor] | None = None  # state dict of a `Ranker` of the same shape
 
 
 @dataclass
@@ -83,6 +84,7 @@ def job_hash(job: Job, schema: Schema, reader: StoreReader, total_steps: int) ->
             "train": config_hash(dataclasses.replace(job.train, num_workers=0, checkpoint_every_steps=0)),
             "transfer": None if job.transfer is None else config_hash(job.transfer),
             "rows": hashlib.sha256(ids.tobytes()).hexdigest(),
+            "start": "" if job.start_from is None else weights_hash(job.start_from),
         }
     )
 
@@ -96,6 +98,10 @@ def make_learner(job: Job, schema: Schema, total_steps: int) -> Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.train.seed)
             head = DistillationHead(job.model.representation_dim, len(schema.tasks), job.transfer)
+    if job.start_from is not None:
+        dense, whole = split_weights(job.start_from)
+        model.load_state_dict(dense)
+        tables.load(whole)
     return Learner(schema, model, tables, job.train, total_steps, head)
 
 

@@ -131,3 +131,10 @@ def test_nothing_to_train_on_and_impossible_sizes_are_refused() -> None:
         make_plan(one, one, batch_size=0)
     with pytest.raises(TrainingError, match="got 32 and 0"):
         make_plan(one, one, window_days=0)
+
+
+def test_users_are_dealt_back_and_forth_by_hand() -> None:
+    """Costs 8 to 1 on two ranks: 8 5 4 1 and 7 6 3 2; dealing round and round would give 20 and 16."""
+    user, cost = np.arange(8), np.array([3, 8, 1, 6, 7, 2, 5, 4])
+    shares = [sorted(cost[rank_share(np.arange(8), user, cost, rank, 2)].tolist()) for rank in (0, 1)]
+    assert shares == [[1, 4, 5, 8], [2, 3, 6, 7]]

@@ -21,7 +21,7 @@ from tuning import judgement as j
 from tuning.__main__ import main
 from tuning.judgement import Report, TrialRecord
 from tuning.ledger import Ledger, own_error
-from tuning.sweep import SweepOptions, check_cpus, check_options, commands
+from tuning.sweep import Brake, SweepOptions, check_cpus, check_options, commands
 from tuning.trial import VALIDATION_ROWS, light_model, light_training, select_rows
 
 
@@ -153,6 +153,20 @@ def test_short_names_stay_unique() -> None:
 def test_options_that_make_no_sweep_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_options(dataclasses.replace(SweepOptions(), **change))
+
+
+def test_brake_counts_from_the_first_question() -> None:
+    now = [100.0]
+    brake = Brake(5, clock=lambda: now[0])
+    assert not brake.stops()
+    now[0] = 104.9
+    assert not brake.stops()
+    now[0] = 105.0
+    assert brake.stops()
+    assert not brake.pulled
+    other = Brake(5, clock=lambda: 0.0)
+    other.pulled = True
+    assert other.stops()
 
 
 def test_cpus() -> None:
