@@ -34,6 +34,11 @@ class Report:
     ne: float | None
     figures: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def part(self) -> int:
+        """How many whole parts of the data have been seen, of `PARTS`."""
+        return self.percent * PARTS // 100
+
 
 @dataclass
 class TrialRecord:
@@ -155,15 +160,22 @@ def verdict(trials: Sequence[TrialRecord]) -> list[str]:
             f"its NE was lower on the way ({lowest.ne:.4f} at step {lowest.step} of {last.step}): it may overfit"
         )
     own = next((t for t in trials if t.number == OWN), None)
-    base = judged_ne(own)
+    return [*out, _against(winner, last, own)]
+
+
+def _against(winner: TrialRecord, last: Report, own: TrialRecord | None) -> str:
+    """The winner against the recipe's own setting, both after the same part of the data."""
+    base = own.judged() if own else None
     if winner is own:
-        out.append("that is the recipe's own setting: nothing to change")
-    elif own is None or base is None:
-        out.append("the recipe's own setting cannot be judged" + (f" ({own.status})" if own else ""))
-    else:
-        seen = own.reports[-1].percent
-        out.append(f"the recipe's own setting: {base:.4f} after {seen} % ({100 * (last.ne / base - 1):+.2f} % NE)")
-    return out
+        return "that is the recipe's own setting: nothing to change"
+    if own is None or base is None or base.ne is None:
+        return "the recipe's own setting cannot be judged" + (f" ({own.status})" if own else "")
+    level = last if base.part == last.part else next((r for r in winner.reports if r.part == base.part), None)
+    text = f"the recipe's own setting: {base.ne:.4f} after {base.percent} %"
+    if level is None or level.ne is None:
+        return f"{text}, not comparable"
+    there = "" if level is last else f"; the best had {level.ne:.4f} there"
+    return f"{text}{there} ({100 * (level.ne / base.ne - 1):+.2f} % NE)"
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
@@ -185,4 +197,4 @@ def _rank(trial: TrialRecord) -> tuple[bool, int, float, int, int]:
     last = trial.judged()
     if last is None or last.ne is None:
         return (True, 0, math.inf, 0, trial.number)
-    return (False, -(last.percent * PARTS // 100), last.ne, last.step, trial.number)
+    return (False, -last.part, last.ne, last.step, trial.number)

@@ -181,7 +181,6 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
     """Run the trials on Ray Tune; what they report goes to the ledger. Failed trials are not fatal."""
     loop.cluster.ray()
     from ray import tune
-    from ray.tune.schedulers import ASHAScheduler
 
     settings = [t.setting for t in ledger.trials]
     working = ledger.folder / "ray"
@@ -190,7 +189,6 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
     job = TrialJob(
         str(loop.store.absolute()), loop.config.to_dict(), settings, options.users, options.seed, str(scratch)
     )
-    asha = ASHAScheduler(time_attr="percent", max_t=100, grace_period=100 // judgement.PARTS, reduction_factor=2)
     brake = Brake(options.budget_s)
     with (
         _quiet_tune(),
@@ -204,7 +202,7 @@ def fit(loop: Loop, options: SweepOptions, ledger: Ledger) -> None:
             tune_config=tune.TuneConfig(
                 metric="ne",
                 mode="min",
-                scheduler=asha,
+                scheduler=tune_scheduler(),
                 max_concurrent_trials=options.concurrent,  # without it Tune may start more than can be placed
                 reuse_actors=True,  # a worker pays for importing torch once
             ),
@@ -238,6 +236,22 @@ class Brake:
         now_s = self._clock()
         self._end_s = now_s + self._budget_s if self._end_s is None else self._end_s
         return self.pulled or now_s >= self._end_s
+
+
+def tune_scheduler() -> Any:
+    """ASHA over the share of the data (Li et al., 1810.05934), which never stops the recipe's own setting."""
+    from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+    class Asha(ASHAScheduler):
+        """The others are measured against trial 0, so it must come to the end; its reports count as any other's."""
+
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            decision: str = super().on_trial_result(tune_controller, trial, result)
+            unfinished = result.get("percent", 100) < 100
+            own = trial.config["number"] == judgement.OWN
+            return TrialScheduler.CONTINUE if own and unfinished else decision
+
+    return Asha(time_attr="percent", max_t=100, grace_period=100 // judgement.PARTS, reduction_factor=2)
 
 
 def tune_stopper(brake: Brake) -> Any:

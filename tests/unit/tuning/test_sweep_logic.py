@@ -7,6 +7,7 @@ import io
 import json
 import math
 import shlex
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tuning import judgement as j
 from tuning.__main__ import main
 from tuning.judgement import Report, TrialRecord
 from tuning.ledger import Ledger, own_error
-from tuning.sweep import Brake, SweepOptions, check_cpus, check_options, commands
+from tuning.sweep import Brake, SweepOptions, check_cpus, check_options, commands, tune_scheduler
 from tuning.trial import VALIDATION_ROWS, light_model, light_training, select_rows
 
 
@@ -93,6 +94,35 @@ def test_all_failed_gives_the_first_reason() -> None:
     )
     assert "1 of 2 diverged" in j.why_no_winner([trial(0, (25, None)), trial(1, status=j.NOT_STARTED)], 9)
     assert j.why_no_winner([trial(0, status=j.OUT_OF_TIME)], 9).startswith("no trial reported within 9.0 s")
+
+
+def test_own_setting_is_compared_level_or_not_at_all() -> None:
+    won = trial(1, (26, 0.95), (51, 0.90), (100, 0.85))
+    cut = trial(0, (25, 1.00), status=j.INTERRUPTED)
+    assert j.verdict([cut, won])[-1] == (
+        "the recipe's own setting: 1.0000 after 25 %; the best had 0.9500 there (-5.00 % NE)"
+    )
+    assert j.verdict([trial(0, (76, 1.0), status=j.INTERRUPTED), won])[-1].endswith("after 76 %, not comparable")
+    assert j.verdict([trial(0, status=j.FAILED), won])[-1] == "the recipe's own setting cannot be judged (failed)"
+
+
+def test_own_setting_is_never_stopped_early_but_stops_others() -> None:
+    scheduler = tune_scheduler()
+    scheduler.set_search_properties("ne", "min")
+    trials = [types.SimpleNamespace(trial_id=str(n), config={"number": n}) for n in range(4)]
+    for one in trials:
+        scheduler.on_trial_add(None, one)
+
+    def decide(number: int, percent: int, ne: float) -> str:
+        return str(scheduler.on_trial_result(None, trials[number], {"percent": percent, "ne": ne}))
+
+    assert decide(1, 25, 0.5) == "CONTINUE"
+    assert decide(0, 25, 0.9) == "CONTINUE"  # worse than trial 1, yet it goes on
+    assert decide(2, 25, 0.95) == "STOP"
+    assert decide(3, 25, math.nan) == "CONTINUE"  # no number is no reason for ASHA; the trial ends itself
+    assert decide(0, 50, 0.8) == "CONTINUE"
+    assert decide(1, 50, 0.9) == "STOP"  # worse than the own setting
+    assert decide(0, 100, 0.8) == "STOP"
 
 
 def test_flags_turn_the_recipe_into_the_winner() -> None:
