@@ -37,7 +37,7 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
         }  # fmt: skip
     stages = {n: stage_summary(r.seconds, r.record, skipped=r.skipped, run_id=loop.runs_of.get(n, ""))
               for n, r in loop.done.items()}  # fmt: skip
-    stages["promote"] = stage_summary(0.0, promoted, run_id=loop.runs_of.get("promote", ""))
+    stages["promote"] = stage_summary(promoted["seconds"], promoted, run_id=loop.runs_of.get("promote", ""))
     record = loop.done["preprocess"].record
     return {
         **figures,
@@ -50,7 +50,10 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
         "split": store.split.to_dict(),
         "models": models,
         "history_length_histogram": history_histogram(store),
-        "data": {k: record[k] for k in ("duplicates", "quarantined", "vocab", "missing_days") if k in record},
+        "data": {
+            "quarantined": record["quarantine_reasons"],
+            **{k: record[k] for k in ("duplicates", "vocab", "missing_days", "repairs")},
+        },
         "next": next_commands(loop),
     }
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from gem.errors import TrainingError
+from pipelines.quiet import install_filters
 
 OBJECT_STORE_BYTES = 256 * 2**20
 MIN_DECLARED_CPUS = 4  # training workers and Ray Data together need more than two logical CPUs
@@ -29,8 +30,10 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self.owned and self._ray is not None:
-            self._ray.shutdown()
+        if self.owned:
+            import ray
+
+            ray.shutdown()
             shutil.rmtree(self._temp, ignore_errors=True)
 
     def ray(self) -> Any:
@@ -41,11 +44,13 @@ class Cluster:
     def _connect(self) -> Any:
         import ray
 
+        install_filters()  # again: the import of Ray puts warning rules of its own before ours
         if ray.is_initialized():
             return ray
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", log_to_driver=True)
             return ray
+        self.owned = True  # before the start: an interrupt in the middle of it must clean up too
         self._temp = tempfile.mkdtemp(prefix="gemray-")  # short: Unix socket paths have 107 characters
         ray.init(
             address="local",
@@ -54,7 +59,6 @@ class Cluster:
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=self._temp,
         )
-        self.owned = True
         return ray
 
     def check_cpus(self, num_workers: int, cpus_each: float) -> None:

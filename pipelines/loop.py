@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,11 @@ class Loop:
         with self.console.stage(name) as banner:
             run_id = self.registry.start_child(self.parent_run, name) if self.parent_run else ""
             self.runs_of[name] = run_id
-            try:
+            with ended(self.registry, run_id):
                 result = run_stage(
                     name, key_parts=key_parts, root=self.root, build=lambda out: build(out, banner),
                     on_wait=self.console.warn,
                 )  # fmt: skip
-            except BaseException as error:
-                self.registry.end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-                raise
             if result.skipped:
                 banner.skip()
             for fact in facts(result.record):
@@ -91,9 +89,20 @@ class Loop:
         self.registry.set_tags(
             run_id, {"stage_key": result.key, "skipped": str(result.skipped), "path": str(result.path)}
         )
-        if "store_hash" in result.record:
-            self.registry.log_inputs(run_id, self.spec.name, result.record["store_hash"][:36], str(result.path))
+        store = result if "store_hash" in result.record else self.done.get("preprocess")
+        if store is not None:
+            self.registry.log_inputs(run_id, self.spec.name, store.record["store_hash"], str(store.path))
         self.registry.end(run_id)
+
+
+@contextmanager
+def ended(registry: Registry, run_id: str) -> Iterator[None]:
+    """End an MLflow run as KILLED (interrupt) or FAILED when the block raises; else it stays open."""
+    try:
+        yield
+    except BaseException as error:
+        registry.end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:
@@ -151,4 +160,4 @@ def plain(value: Any) -> Any:
     return dataclasses.asdict(value)
 
 
-__all__ = ["Loop", "Progress", "facts", "load_dataset", "plain", "progress_line"]
+__all__ = ["Loop", "Progress", "ended", "facts", "load_dataset", "plain", "progress_line"]

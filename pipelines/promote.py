@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import time
 from typing import Any
 
 from gem.errors import GateError
 from gem.lineage.gates import Decision, GateRecord, decide
 from pipelines.evaluate import results_of
-from pipelines.loop import Loop
+from pipelines.loop import Loop, ended
 from pipelines.model_stages import bundle_path
 
 FOUNDATION, VERTICAL = "pretrain", "distill"
@@ -17,24 +18,27 @@ FOUNDATION, VERTICAL = "pretrain", "distill"
 def promote(loop: Loop) -> dict[str, Any]:
     """Register and decide for every model. Never skipped: it is cheap, and the registry may have changed.
 
-    Returns {"models": {name: {version, promoted, reasons, ...}}, "rows_in": ...} as a stage record.
+    Returns {"models": {name: {version, promoted, reasons, ...}}, "rows_in": ..., "seconds": ...} as a stage record.
     """
     results = results_of(loop.done["evaluate"])
     out: dict[str, Any] = {}
+    started = time.monotonic()
     with loop.console.stage("promote") as banner:
         run_id = loop.registry.start_child(loop.parent_run, "promote") if loop.parent_run else ""
         loop.runs_of["promote"] = run_id
-        for made_by in (FOUNDATION, VERTICAL):
-            for name, bundle_hash in loop.done[made_by].record["bundles"].items():
-                out[name] = _one(loop, name, made_by, bundle_hash, results[name])
-                for reason in out[name]["reasons"]:
-                    if reason.startswith("refused"):
-                        loop.console.line(f"{name}: {reason}")
+        with ended(loop.registry, run_id):
+            for made_by in (FOUNDATION, VERTICAL):
+                for name, bundle_hash in loop.done[made_by].record["bundles"].items():
+                    out[name] = _one(loop, name, made_by, bundle_hash, results[name])
+                    for reason in out[name]["reasons"]:
+                        if reason.startswith("refused"):
+                            loop.console.line(f"{name}: {reason}")
         promoted = sum(m["promoted"] for m in out.values())
         banner.fact(f"{promoted} of {len(out)} models are champions")
-        loop.registry.log_metrics(run_id, {"promoted": promoted, "models": len(out)})
+        seconds = time.monotonic() - started
+        loop.registry.log_metrics(run_id, {"promoted": promoted, "models": len(out), "seconds": seconds})
         loop.registry.end(run_id)
-    return {"rows_in": len(out), "rows_out": promoted, "quarantined": 0, "models": out}
+    return {"rows_in": len(out), "rows_out": promoted, "quarantined": 0, "seconds": seconds, "models": out}
 
 
 def _one(loop: Loop, name: str, made_by: str, bundle_hash: str, result: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ WARNING_RULES = (
     WarningRule("Please use DTensor instead and we are deprecating ShardedTensor", "FutureWarning"),
     WarningRule("torch.ao.quantization is deprecated", "DeprecationWarning"),
     WarningRule("`isinstance(treespec", "FutureWarning"),
+    # Ray 2.60 deprecates `max_restarts` of Ray Data's actors, and names nothing that takes its place.
+    WarningRule("`ray_remote_args` is deprecated and will be removed", "DeprecationWarning"),
 )
 
 # Deprecations inside other people's packages: nothing a user of this platform can act upon.

@@ -17,7 +17,7 @@ from pipelines.console import Console, install_filters
 from pipelines.data_stages import generate, needs_world, preprocess
 from pipelines.evaluate import evaluate
 from pipelines.generate_knowledge import generate_knowledge
-from pipelines.loop import Loop, load_dataset
+from pipelines.loop import Loop, ended, load_dataset
 from pipelines.memory import PeakMemory
 from pipelines.model_stages import distill, pretrain
 from pipelines.promote import promote
@@ -54,25 +54,23 @@ def run(config: RunConfig, last: str = "promote", runs: Path = RUNS) -> Path | N
         names = names[: names.index(last) + 1]
         loop.console.stages = tuple(names)
         loop.parent_run = registry.start_loop(spec.name, f"{last} {started:%Y-%m-%d %H:%M:%S}")
-        registry.log_params(loop.parent_run, _flat(dataclasses.asdict(config)))
-        registry.set_tags(loop.parent_run, {"commit": git_commit(), "recipe": config.recipe})
-        record = _run_stages(loop, names)
+        with ended(registry, loop.parent_run):
+            registry.log_params(loop.parent_run, _flat(dataclasses.asdict(config)))
+            registry.set_tags(loop.parent_run, {"commit": git_commit(), "recipe": config.recipe})
+            record = _run_stages(loop, names)
     if last != "promote":
         registry.end(loop.parent_run)
         return None
     figures = {"started_utc": started.isoformat(timespec="seconds"), "seconds": time.monotonic() - clock}
-    return _finish(loop, record, figures, memory)
+    with ended(registry, loop.parent_run):
+        return _finish(loop, record, figures, memory)
 
 
 def _run_stages(loop: Loop, names: Sequence[str]) -> dict[str, Any]:
-    """Run the stages; returns the record of the last one. Ends the parent run when one fails."""
+    """Run the stages; returns the record of the last one."""
     outcome: Any = None
-    try:
-        for name in names:
-            outcome = STAGES[name](loop)
-    except BaseException as error:
-        loop.registry.end(loop.parent_run, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
+    for name in names:
+        outcome = STAGES[name](loop)
     return outcome if isinstance(outcome, dict) else {}
 
 

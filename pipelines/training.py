@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def fit(cluster: Cluster, console: Console, group: WorkerGroup, num_workers: int
     )
     with _watch(console, Path(group.checkpoints) / PROGRESS):
         try:
-            with _no_placement_group_cleaner(cluster.owned):
+            with _no_placement_group_cleaner(cluster.owned), _interruptible():
                 trainer.fit()
         except Exception as error:
             raise TrainingError(_first_error(error)) from error
@@ -71,6 +72,19 @@ def _no_placement_group_cleaner(own_cluster: bool) -> Iterator[None]:
         yield
     finally:
         setattr(trainers, name, original)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Keep Ctrl-C an interrupt. Ray Train's own handler ends the process with status 0, and stays after the run."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _first_error(error: Exception) -> str:

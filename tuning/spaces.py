@@ -15,7 +15,7 @@ from gem.errors import ConfigError, suggest
 Value = int | float | bool | str
 SWEPT = ("model.", "train.")  # a trial trains the foundation model on the data as they are
 # How a trial runs, not what it learns; the trial sets these itself.
-NOT_SWEPT = frozenset({"train.num_workers", "train.sharded_tables", "train.checkpoint_every_steps"})
+NOT_SWEPT = frozenset({"train.num_workers", "train.checkpoint_every_steps"})
 DIGITS = 3  # significant digits of a drawn number, so that the printed flags are exactly what was tried
 
 

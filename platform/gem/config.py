@@ -70,7 +70,6 @@ class TrainConfig:
     warmup_share: float = 0.05
     clip_norm: float = 1.0
     num_workers: int = 2
-    sharded_tables: bool = True
     checkpoint_every_steps: int = 200
     seed: int = 1
 

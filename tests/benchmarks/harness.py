@@ -1,7 +1,8 @@
 """The one form of all benchmarks: claims with goals, a table on the screen, a JSON file for the record.
 
 `tests/benchmarks/out/<name>.json`: {commit, date, machine, data, rows: [...],
-claims: [{id, value, low, high, goal, met, unit, note}]}. A claim that could not be measured stands there with value null and the reason.
+claims: [{id, value, low, high, goal, met, unit, note}]}.
+A claim that could not be measured stands there with value null and the reason.
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ class Report:
         """Print the claims and write the JSON; returns its path."""
         OUT.mkdir(exist_ok=True)
         path = OUT / f"{self.name}.json"
-        claims = [{**{k: v for k, v in asdict(c).items() if k != "sense"}, "goal": f"{c.sense} {c.goal:g}", "met": c.met}
-                  for c in self.claims]  # fmt: skip
+        claims = [{**asdict(c), "goal": f"{c.sense} {c.goal:g}", "met": c.met} for c in self.claims]
         machine = (
             f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Python {platform.python_version()}"
         )

@@ -74,6 +74,12 @@ def test_a_killed_run_goes_on_as_if_uninterrupted_at_any_number_of_ranks(runs: P
     assert_equal_weights(again, whole, tolerance)
 
 
+def test_a_job_that_starts_from_weights_has_exactly_these(runs: Path) -> None:
+    for world in (1, 2):
+        for rank in range(world):
+            assert json.loads((runs / f"notes-{world}-{rank}.json").read_text())["start"]["equal"]
+
+
 @pytest.mark.parametrize("fault", ["nan", "gradient"])
 def test_a_bad_batch_on_one_rank_is_skipped_by_all_and_changes_nothing(runs: Path, fault: str) -> None:
     for world in (1, 2):

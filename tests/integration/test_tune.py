@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from gem.recipes import recipe
 from tuning.__main__ import main
 from tuning.judgement import FAILED, FINISHED, INTERRUPTED, NOT_STARTED, STOPPED
 from tuning.ledger import Ledger
+from tuning.sweep import tune_scheduler
 from tuning.trial import TrialJob, train_variant
 
-SMALL = ("--recipe", "tiny", "--set", "train.batch_impressions=64", "--budget-s", "60", "--users", "0.6")
-pytestmark = pytest.mark.timeout(180)
+SMALL = ("--recipe", "tiny", "--set", "train.batch_impressions=64", "--budget-s", "120", "--users", "0.6")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,25 @@ def test_ctrl_c_keeps_what_was_finished_and_frees_the_cluster(
     while ray_session.available_resources().get("CPU") != 4.0 and time.monotonic() < end:
         time.sleep(0.2)
     assert ray_session.available_resources()["CPU"] == 4.0
+
+
+def test_own_setting_is_never_stopped_early_but_stops_others() -> None:
+    scheduler = tune_scheduler()
+    scheduler.set_search_properties("ne", "min")
+    trials = [types.SimpleNamespace(trial_id=str(n), config={"number": n}) for n in range(4)]
+    for one in trials:
+        scheduler.on_trial_add(None, one)
+
+    def decide(number: int, percent: int, ne: float) -> str:
+        return str(scheduler.on_trial_result(None, trials[number], {"percent": percent, "ne": ne}))
+
+    assert decide(1, 25, 0.5) == "CONTINUE"
+    assert decide(0, 25, 0.9) == "CONTINUE"  # worse than trial 1, yet it goes on
+    assert decide(2, 25, 0.95) == "STOP"
+    assert decide(3, 25, math.nan) == "CONTINUE"  # no number is no reason for ASHA; the trial ends itself
+    assert decide(0, 50, 0.8) == "CONTINUE"
+    assert decide(1, 50, 0.9) == "STOP"  # worse than the own setting
+    assert decide(0, 100, 0.8) == "STOP"
 
 
 def test_reports_are_those_of_the_training_loop_and_the_test_day_stays_closed(

@@ -123,6 +123,7 @@ def whole_life(rank: int, world: int, folder: Path) -> None:
     """An uninterrupted run, faults, and at two ranks a run that is killed in its second epoch."""
     train_and_write(folder, f"whole-{world}")
     notes = {"nan": faults(rank, world, "nan"), "gradient": faults(rank, world, "gradient"), "rate": rates()}
+    notes["start"] = {"equal": starts_from()}
     (folder / f"notes-{world}-{rank}.json").write_text(json.dumps(notes))
     if world > 1:
         train_and_write(folder, "never", folder / "checkpoints", kill=True)
@@ -178,6 +179,25 @@ def rates() -> float:
     tables.set_lr(0.0)
     sum(v.sum() for v in tables.lookup(reader.batch(np.arange(8)).lookups()).values()).backward()  # type: ignore[union-attr]
     return max([float((v - before[k]).abs().max()) for k, v in tables.weights().items()], default=0.0)
+
+
+def starts_from() -> bool:
+    """Whether a job that starts from given weights has exactly these before its first step, in shards too."""
+    import torch
+    import torch.distributed as dist
+
+    from gem.model.ranker import ranker_weights
+    from gem.training.loop import make_learner
+    from tests.unit.model.synthetic import MODEL, loud_ranker
+
+    synthetic, _ = make_parts()
+    given = loud_ranker(synthetic.schema, MODEL, seed=4).state_dict()
+    learner = make_learner(replace(make_job(64, None), start_from=given), synthetic.schema, 10)
+    tables = learner.tables.weights()
+    if dist.get_rank() > 0:
+        return all(torch.equal(v, given[f"dense.{k}"]) for k, v in learner.model.state_dict().items())
+    got = ranker_weights(learner.model.state_dict(), tables)
+    return got.keys() == given.keys() and all(torch.equal(v, given[k]) for k, v in got.items())
 
 
 def _state(learner: Any) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def fit_store(spec: DatasetSpec, plan: ShardPlan, work: Path, shards: Sequence[R
             surfaces=counts.get("surface", COUNTS.empty_table()),
             context={g[4:]: t for g, t in counts.items() if g.startswith("ctx:")},
             moments=_merged_moments(shards),
+            num_days=plan.last_train_day - plan.first_day + 1,
         ),
     )
     texts = {

@@ -320,8 +320,10 @@ def _impression_keys(
 def _flags(spec: DatasetSpec, source: EventSource, reader: _Reader) -> npt.NDArray[np.uint16]:
     names = flag_names(spec)
     out = np.full(reader.size, sum(1 << names.index(n) for n in set(source.always)), dtype=np.uint16)
+    labels = [w.column for w in spec.labels.values()] if source.table == spec.impressions.table else []
     for name, column in source.flags.items():
-        on = reader.binary(column, "bad_flag") == 1
+        # The reason that the impressions give for the same cell, so that one bad row is counted once.
+        on = reader.binary(column, "bad_label" if column in labels else "bad_flag") == 1
         out[on] |= np.uint16(1 << names.index(name))
     return out
 

@@ -120,7 +120,10 @@ def choose_split(days: Iterable[str], config: DataConfig) -> Split:
     _require("data.test_day", test, known)
     before = [d for d in known if d < test]
     if not before:
-        raise DataError(f"test day {test} is the first day of the log ({known[0]} to {known[-1]}): no day to train on")
+        raise DataError(
+            f"test day {test} is the first day of the log ({known[0]} to {known[-1]}): no day to train on. At least "
+            "three days of impressions are needed; choose a later data.test_day or give more days"
+        )
     validation = config.validation_day or before[-1]
     _require("data.validation_day", validation, known)
     if validation >= test:

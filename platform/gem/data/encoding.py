@@ -51,6 +51,7 @@ class Encoder:
     features:        side -> its features, without ids and without surface, hour and weekday
     vocabularies:    embedding table -> values
     surface_values:  raw text of surface codes 3, 4, ...; `schema.surfaces` holds their readable names
+    weekday:         whether training saw every weekday often enough to learn from it; else the field is NULL
     """
 
     schema: Schema
@@ -58,6 +59,7 @@ class Encoder:
     features: Mapping[str, tuple[Feature, ...]]
     vocabularies: Mapping[str, Vocabulary]
     surface_values: tuple[str, ...]
+    weekday: bool = True
 
     def __post_init__(self) -> None:
         names = {n: c for c, n in enumerate(self.schema.surfaces) if c >= NUM_RESERVED}
@@ -90,7 +92,8 @@ class Encoder:
         columns = self.encode_columns("context", raw, len(time_ms))
         columns[SURFACE] = pa.array(self.surface_codes(surface), pa.int32())
         columns[HOUR] = pa.array(hours(time_ms, self.zone) + NUM_RESERVED, pa.int32())
-        columns[WEEKDAY] = pa.array(weekdays(time_ms, self.zone) + NUM_RESERVED, pa.int32())
+        weekday = weekdays(time_ms, self.zone) + NUM_RESERVED if self.weekday else np.full(len(time_ms), NULL)
+        columns[WEEKDAY] = pa.array(weekday, pa.int32())
         return columns
 
     def encode_entities(self, side: Literal["user", "ad"], table: pa.Table) -> pa.Table:
@@ -131,6 +134,7 @@ class Encoder:
             "features": {side: [asdict(f) for f in fs] for side, fs in self.features.items()},
             "vocabularies": {name: v.to_list() for name, v in self.vocabularies.items()},
             "surface_values": list(self.surface_values),
+            "weekday": self.weekday,
         }
         return json.dumps(plain, sort_keys=True, ensure_ascii=False)
 
@@ -147,6 +151,7 @@ class Encoder:
                 features={side: tuple(Feature(**f) for f in fs) for side, fs in raw["features"].items()},
                 vocabularies={name: Vocabulary(values) for name, values in raw["vocabularies"].items()},
                 surface_values=tuple(raw["surface_values"]),
+                weekday=bool(raw["weekday"]),
             )
         except (json.JSONDecodeError, KeyError, TypeError) as e:
             raise StoreError(f"encoder: not a text written by Encoder.to_json ({type(e).__name__}: {e})") from None

@@ -20,6 +20,9 @@ from gem.errors import SpecError
 I64 = npt.NDArray[np.int64]
 _NO_LIMIT = 2**40
 _MAX_SURFACES = 10_000  # codes are int16
+# One or two Thursdays teach a model what those Thursdays were like, not what Thursdays are like: on KuaiRand (10 days)
+# the weekday made the next day's mean prediction 6 % wrong.
+MIN_WEEKDAY_DAYS = 21
 RESERVED_SURFACES = ("<pad>", "<null>", "<unknown>")
 
 
@@ -82,6 +85,7 @@ class TrainCounts:
     surfaces: pa.Table  # value, count
     context: Mapping[str, pa.Table] = field(default_factory=dict)  # categorical or multi feature -> value, count
     moments: Mapping[str, Moments] = field(default_factory=dict)  # numeric context feature
+    num_days: int = MIN_WEEKDAY_DAYS
 
 
 def fit_encoder(spec: DatasetSpec, counts: TrainCounts) -> Encoder:
@@ -106,7 +110,8 @@ def fit_encoder(spec: DatasetSpec, counts: TrainCounts) -> Encoder:
     }
     surfaces = fit_vocabulary(counts.surfaces, 1, _MAX_SURFACES).to_list()
     schema = _schema(spec, features, vocabularies, counts.surfaces, surfaces)
-    return Encoder(schema, spec.impressions.zone, features, vocabularies, tuple(surfaces))
+    weekday = counts.num_days >= MIN_WEEKDAY_DAYS
+    return Encoder(schema, spec.impressions.zone, features, vocabularies, tuple(surfaces), weekday)
 
 
 def group_surfaces(

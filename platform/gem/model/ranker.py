@@ -10,7 +10,7 @@ from gem.config import ModelConfig
 from gem.data.batch import Batch
 from gem.data.schema import Schema
 from gem.model.gem import Output, build_model
-from gem.model.tables import PlainTables, module_key
+from gem.model.tables import PlainTables, module_key, table_name
 
 
 class Ranker(nn.Module):
@@ -36,7 +36,7 @@ def ranker_weights(dense: dict[str, Tensor], tables: dict[str, Tensor]) -> dict[
 def split_weights(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inverse of `ranker_weights`: (dense state dict, table name -> [rows, dim])."""
     dense = {k.removeprefix("dense."): v for k, v in weights.items() if k.startswith("dense.")}
-    tables = {k.split(".")[2]: v for k, v in weights.items() if k.startswith("tables.tables.")}
+    tables = {table_name(k.split(".")[2]): v for k, v in weights.items() if k.startswith("tables.tables.")}
     return dense, tables
 
 

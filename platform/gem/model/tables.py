@@ -28,6 +28,12 @@ def module_key(table: str) -> str:
     return f"%{text}" if not text or hasattr(nn.ModuleDict(), text) else text
 
 
+def table_name(key: str) -> str:
+    """The table of a module key: the inverse of `module_key`."""
+    text = key[1:] if key.startswith("%") and key[1:3] not in ("25", "2E") else key
+    return text.replace("%2E", ".").replace("%25", "%")
+
+
 def initial_weight(table: str, rows: int, dim: int, seed: int) -> Tensor:
     """Starting values of one table [rows, dim]: normal, the padding row zero.
 

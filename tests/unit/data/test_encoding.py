@@ -202,3 +202,11 @@ def test_groups_without_rest_and_with_shared_names() -> None:
     names, groups, of = group_surfaces(spec, ["1", "2", "3"], {"1": 6, "2": 5, "3": 30})
     assert (names[3:], groups, of) == (("feed", "feed", "side"), ("side", "feed"), (0, 0, 0, 1, 1, 0))
     assert group_surfaces(spec, ["3"], {"3": 2})[1:] == (("other",), (0, 0, 0, 0))
+
+
+def test_the_weekday_is_null_until_training_met_each_three_times() -> None:
+    time_ms = np.array([0, 86_400_000], np.int64)
+    few, enough = make(num_days=20), make(num_days=21)
+    assert few.encode_context({}, time_ms, ["1", "1"]).ids["weekday"].tolist() == [NULL, NULL]
+    assert len(set(enough.encode_context({}, time_ms, ["1", "1"]).ids["weekday"].tolist())) == 2
+    assert Encoder.from_json(few.to_json()).weekday is False

@@ -10,9 +10,11 @@ import pytest
 
 from gem.metrics.recalibration import PlattCalibration
 from gem.model.calibration import (
+    Outcomes,
     calibrated_probabilities,
     calibration_from_dict,
     calibration_to_dict,
+    day_noise,
     fit_calibration,
     surface_names,
 )
@@ -20,6 +22,12 @@ from tests.unit.model.synthetic import make_schema
 
 SCHEMA = make_schema()
 N = 6000
+
+
+def fit(scored: dict[str, np.ndarray], noise: dict[str, float] | None = None) -> dict[str, PlattCalibration]:
+    day = np.zeros(len(scored["surface"]), np.int64)
+    outcomes = Outcomes(scored["labels"], scored["mask"], scored["surface"], day)
+    return fit_calibration(SCHEMA, scored["logits"], outcomes, noise or {})
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +46,7 @@ def scored() -> dict[str, np.ndarray]:
 
 
 def test_conversion_is_fitted_on_clicked_rows_with_known_outcome(scored: dict[str, np.ndarray]) -> None:
-    got = fit_calibration(SCHEMA, **scored)
+    got = fit(scored)
     rows = [i for i in range(N) if scored["mask"][i, 1] and scored["labels"][i, 0] == 1]
     names = [SCHEMA.surfaces[scored["surface"][i]] for i in rows]
     by_hand = PlattCalibration.fit(
@@ -54,11 +62,11 @@ def test_unclicked_or_unknown_rows_cannot_move_the_conversion_layer(scored: dict
     poisoned = {k: v.copy() for k, v in scored.items()}
     unused = (scored["labels"][:, 0] == 0) | (scored["mask"][:, 1] == 0)
     poisoned["logits"][unused, 1] = 1e6
-    assert fit_calibration(SCHEMA, **poisoned)["conversion"] == fit_calibration(SCHEMA, **scored)["conversion"]
+    assert fit(poisoned)["conversion"] == fit(scored)["conversion"]
 
 
 def test_probabilities_by_hand_and_conversion_below_click(scored: dict[str, np.ndarray]) -> None:
-    layers = fit_calibration(SCHEMA, **scored)
+    layers = fit(scored)
     got = calibrated_probabilities(SCHEMA, scored["logits"], scored["surface"], layers)
 
     def one(task: str, logit: float, surface: int) -> float:
@@ -76,7 +84,7 @@ def test_probabilities_by_hand_and_conversion_below_click(scored: dict[str, np.n
 
 def test_served_one_by_one_equals_offline(scored: dict[str, np.ndarray]) -> None:
     """Serving reads the layer from JSON and scores a handful of candidates; offline scores a day at once."""
-    layers = fit_calibration(SCHEMA, **scored)
+    layers = fit(scored)
     served = calibration_from_dict(json.loads(json.dumps(calibration_to_dict(layers))))
     offline = calibrated_probabilities(SCHEMA, scored["logits"], scored["surface"], layers)
     for i in range(0, N, 700):
@@ -91,3 +99,42 @@ def test_extreme_logits_and_unseen_surfaces_stay_probabilities() -> None:
     assert ((got >= 0) & (got <= 1)).all()
     assert (got[:, 1] <= got[:, 0]).all()
     assert surface_names(SCHEMA, np.array([3, 4, 2])).tolist() == ["feed", "stories", "unknown"]
+
+
+def test_a_shift_that_may_be_gone_tomorrow_is_not_kept(scored: dict[str, np.ndarray]) -> None:
+    """With noise far above the shift seen, the mean logit of the day stays where the model had it; slopes stay."""
+    plain, shrunk = fit(scored), fit(scored, {"click": 50.0})
+    assert shrunk["conversion"] == plain["conversion"]
+    assert shrunk["click"].slope == plain["click"].slope
+    assert shrunk["click"].group_shift == plain["click"].group_shift
+    x = scored["logits"][:, 0].astype(np.float64)
+    assert shrunk["click"].apply(x).mean() == pytest.approx(x.mean(), abs=1e-6)
+    seen, noise = plain["click"].apply(x).mean() - x.mean(), 0.1
+    se = 1 / (1 / (1 + np.exp(-x)) * (1 - 1 / (1 + np.exp(-x)))).sum()
+    some = fit(scored, {"click": noise})["click"].apply(x).mean() - x.mean()
+    assert some == pytest.approx(seen * max(0.0, 1 - (noise**2 + se) / seen**2), rel=1e-6, abs=1e-9)
+
+
+def days_of(spread: float, num_days: int = 300, rows: int = 2000) -> Outcomes:
+    """Days whose log odds of a click vary by `spread` (a standard deviation); half of the clicks convert."""
+    rng = np.random.default_rng(3)
+    day = np.repeat(np.arange(num_days), rows)
+    p = 1 / (1 + np.exp(1.0 - spread * rng.normal(size=num_days)))
+    click = rng.random(day.size) < p[day]
+    labels = np.stack([click, click & (rng.random(day.size) < 0.5)], 1).astype(np.float32)
+    return Outcomes(labels, np.ones_like(labels), np.full(day.size, 3), day)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
+def test_day_noise_is_the_spread_beyond_sampling(spread: float) -> None:
+    got = day_noise(SCHEMA, days_of(spread))
+    assert got["click"] == pytest.approx(spread, rel=0.15, abs=0.02)
+    assert got["conversion"] < 0.04
+
+
+def test_day_noise_of_too_few_days_or_rows_is_nothing() -> None:
+    assert day_noise(SCHEMA, days_of(0.3, num_days=2)) == {"click": 0.0, "conversion": 0.0}
+    assert day_noise(SCHEMA, days_of(0.3, rows=20)) == {"click": 0.0, "conversion": 0.0}
+    nobody = days_of(0.3, num_days=5)
+    nobody.labels[:] = 0
+    assert day_noise(SCHEMA, nobody) == {"click": 0.0, "conversion": 0.0}

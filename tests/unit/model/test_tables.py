@@ -10,8 +10,8 @@ import torch
 
 from gem.data.schema import PAD, Field
 from gem.errors import BundleError
-from gem.model.ranker import Ranker, num_parameters, ranker_weights
-from gem.model.tables import PlainTables, initial_weight, module_key
+from gem.model.ranker import Ranker, num_parameters, ranker_weights, split_weights, weights_hash
+from gem.model.tables import PlainTables, initial_weight, module_key, table_name
 from tests.unit.model.synthetic import MODEL, make_schema, make_world
 
 SCHEMA = make_schema()
@@ -69,6 +69,7 @@ def test_module_keys_are_one_to_one_and_plain_names_stay() -> None:
     assert len(set(keys)) == len(names)
     assert not any("." in k for k in keys)
     assert module_key("user_id") == "user_id"
+    assert [table_name(key) for key in keys] == names
 
 
 def test_ranker_weights_are_the_state_of_a_ranker() -> None:
@@ -80,6 +81,26 @@ def test_ranker_weights_are_the_state_of_a_ranker() -> None:
     assert torch.equal(source(batch).logits, target(batch).logits)
     for key, value in weights.items():
         assert value.data_ptr() != source.state_dict()[key].data_ptr(), key
+
+
+def test_weights_split_into_dense_and_tables_by_their_own_names() -> None:
+    """The tables of the small world are called "type" and "brand.name" on purpose."""
+    source = Ranker(SCHEMA, MODEL, seed=1)
+    dense, tables = split_weights(source.state_dict())
+    assert dense.keys() == source.dense.state_dict().keys()
+    assert tables.keys() == SCHEMA.tables().keys()
+    weights = ranker_weights(dense, tables)
+    assert all(torch.equal(v, weights[k]) for k, v in source.state_dict().items())
+
+
+def test_weights_hash_sees_every_name_and_number_and_no_order() -> None:
+    weights = {k: v.clone() for k, v in Ranker(SCHEMA, MODEL).state_dict().items()}
+    first = weights_hash(weights)
+    assert weights_hash(dict(reversed(weights.items()))) == first
+    renamed = {("dense.other" if k == "dense.head.bias" else k): v for k, v in weights.items()}
+    assert weights_hash(renamed) != first
+    weights["dense.head.bias"][0] += 1e-6
+    assert weights_hash(weights) != first
 
 
 def test_parameters_are_counted_by_hand() -> None:

@@ -95,6 +95,7 @@ def test_a_checkpoint_belongs_to_all_that_shapes_the_weights() -> None:
         replace(JOB, transfer=None),
         replace(JOB, transfer=TransferConfig(distill_weight=2.0)),
         replace(JOB, rows=np.arange(NUM)[::-1]),
+        replace(JOB, start_from=loud_ranker(WORLD.schema).state_dict()),
     ]
     other_ids = replace(WORLD, impressions=replace(WORLD.impressions, impression_id=np.arange(NUM)))
     other_rows = make_world(0, num_users=13)

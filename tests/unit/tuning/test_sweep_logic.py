@@ -7,7 +7,6 @@ import io
 import json
 import math
 import shlex
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tuning import judgement as j
 from tuning.__main__ import main
 from tuning.judgement import Report, TrialRecord
 from tuning.ledger import Ledger, own_error
-from tuning.sweep import Brake, SweepOptions, check_cpus, check_options, commands, tune_scheduler
+from tuning.sweep import Brake, SweepOptions, check_cpus, check_options, commands
 from tuning.trial import VALIDATION_ROWS, light_model, light_training, select_rows
 
 
@@ -104,25 +103,6 @@ def test_own_setting_is_compared_level_or_not_at_all() -> None:
     )
     assert j.verdict([trial(0, (76, 1.0), status=j.INTERRUPTED), won])[-1].endswith("after 76 %, not comparable")
     assert j.verdict([trial(0, status=j.FAILED), won])[-1] == "the recipe's own setting cannot be judged (failed)"
-
-
-def test_own_setting_is_never_stopped_early_but_stops_others() -> None:
-    scheduler = tune_scheduler()
-    scheduler.set_search_properties("ne", "min")
-    trials = [types.SimpleNamespace(trial_id=str(n), config={"number": n}) for n in range(4)]
-    for one in trials:
-        scheduler.on_trial_add(None, one)
-
-    def decide(number: int, percent: int, ne: float) -> str:
-        return str(scheduler.on_trial_result(None, trials[number], {"percent": percent, "ne": ne}))
-
-    assert decide(1, 25, 0.5) == "CONTINUE"
-    assert decide(0, 25, 0.9) == "CONTINUE"  # worse than trial 1, yet it goes on
-    assert decide(2, 25, 0.95) == "STOP"
-    assert decide(3, 25, math.nan) == "CONTINUE"  # no number is no reason for ASHA; the trial ends itself
-    assert decide(0, 50, 0.8) == "CONTINUE"
-    assert decide(1, 50, 0.9) == "STOP"  # worse than the own setting
-    assert decide(0, 100, 0.8) == "STOP"
 
 
 def test_flags_turn_the_recipe_into_the_winner() -> None:
