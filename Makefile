@@ -32,8 +32,8 @@ setup:  ## Make .venv from the lock (nothing is done while the lock is unchanged
 pipeline: setup  ## The whole loop: data, teacher, knowledge, students, gates, report (DATASET= DATA_DIR= RECIPE= SET=)
 	@$(PY) -m pipelines run $(RUN)
 
-serve: setup  ## Serve the champions over HTTP (PORT=)
-	@$(PY) -m serving $(if $(PORT),--port "$(PORT)")
+serve: setup  ## Serve the champions over HTTP (DATASET= PORT=)
+	@$(PY) -m serving $(if $(DATASET),--dataset "$(DATASET)") $(if $(PORT),--port "$(PORT)")
 
 tune: setup  ## Sweep cheap variants and print the best as --set flags (DATASET= DATA_DIR= SET=)
 	@$(PY) -m tuning sweep $(RUN)

@@ -8,7 +8,7 @@ import tempfile
 from types import TracebackType
 from typing import Any
 
-from gem.errors import TrainingError
+from gem.errors import GemError, TrainingError
 from pipelines.quiet import install_filters
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -70,3 +70,13 @@ class Cluster:
                 f"training asks for {num_workers} workers x {cpus_each:g} CPU = {need:g}, the cluster has {have:g}; "
                 f"lower it with --set train.num_workers={max(int(have // cpus_each), 1)}"
             )
+
+
+def result_of(ray: Any, future: Any) -> Any:
+    """`ray.get`, but an error of our own is raised as it was, without the remote traceback in its text."""
+    try:
+        return ray.get(future)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, GemError):
+            raise error.cause from None
+        raise

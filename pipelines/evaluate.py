@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gem.data.store import FeatureStore
 from gem.lineage.gates import GateRecord, TaskScore
 from gem.lineage.registry import ModelVersion
+from pipelines.cluster import result_of
 from pipelines.console import Stage
 from pipelines.loop import Loop
 from pipelines.model_stages import bundle_path
@@ -47,7 +48,7 @@ def evaluate(loop: Loop) -> StageResult:
         results: dict[str, Any] = {}
         with loop.console.progress("models", len(models), "models") as bar:
             for name, future in waiting.items():
-                results[name] = ray.get(future)
+                results[name] = result_of(ray, future)
                 bar.advance(1, name)
         for name, (record, why) in ((n, _resolve(ray, b)) for n, b in beside.items()):
             results[name] |= {"champion": record, "champion_note": why}

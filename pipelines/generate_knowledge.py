@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gem import errors
 from pipelines.console import Stage
 from pipelines.loop import Loop, plain
 from pipelines.model_stages import bundle_path
@@ -27,7 +28,7 @@ def generate_knowledge(loop: Loop) -> StageResult:
         num_parts = NUM_ACTORS * PARTS_PER_ACTOR
         pieces = [{"part": i, "of": num_parts} for i in range(num_parts)]
         scored = ray.data.from_items(pieces, override_num_blocks=num_parts).map_batches(
-            Teacher,
+            TeacherActor,
             fn_constructor_args=(
                 str(loop.store.absolute()),
                 str(teacher.absolute()),
@@ -42,6 +43,8 @@ def generate_knowledge(loop: Loop) -> StageResult:
         total = 0
         with loop.console.progress("scoring", num_parts, "parts") as bar:
             for row in scored.iter_rows():
+                if row["error"]:
+                    raise getattr(errors, row["error"])(row["said"])
                 total += int(row["rows"])
                 bar.advance(1, f"{total:,} impressions")
         return {
@@ -52,8 +55,32 @@ def generate_knowledge(loop: Loop) -> StageResult:
     return loop.stage("generate-knowledge", {"teacher": teacher_hash, "model": plain(loop.config.model)}, build)
 
 
+class TeacherActor:
+    """A `Teacher` as a Ray Data actor. Our own errors travel as rows: Ray would make long text of them."""
+
+    def __init__(self, *where: str) -> None:
+        self.teacher: Teacher | errors.GemError
+        try:
+            self.teacher = Teacher(*where)
+        except errors.GemError as error:
+            self.teacher = error
+
+    def __call__(self, piece: dict[str, Any]) -> dict[str, Any]:
+        """{"rows": [n], "error": [""], "said": [""]}, or the name of the error and what it says."""
+        try:
+            if isinstance(self.teacher, errors.GemError):
+                raise self.teacher
+            return {
+                "rows": [self.teacher.score(int(piece["part"][0]), int(piece["of"][0]))],
+                "error": [""],
+                "said": [""],
+            }
+        except errors.GemError as error:
+            return {"rows": [0], "error": [type(error).__name__], "said": [str(error)]}
+
+
 class Teacher:
-    """Ray Data actor: loads store and teacher once, scores pieces of the impressions."""
+    """Loads store and teacher once, scores pieces of the impressions. Raises BundleError and StoreError."""
 
     def __init__(self, store: str, bundle: str, bundle_hash: str, out: str) -> None:
         import torch
@@ -76,21 +103,19 @@ class Teacher:
             self.store, self.store.timelines(), self.store.impressions(self.store.days), config.max_history
         )
 
-    def __call__(self, piece: dict[str, Any]) -> dict[str, Any]:
-        """Score the impressions of users with `user mod of == part`; returns how many."""
+    def score(self, part: int, of: int) -> int:
+        """Score the impressions of users with `user mod of == part` into one file; returns how many."""
         import numpy as np
 
         from gem.training.predict import predict
         from gem.transfer.knowledge import Teacher as TeacherId
         from gem.transfer.knowledge import write_records
 
-        part, of = int(piece["part"][0]), int(piece["of"][0])
         imp = self.reader.impressions
         at = np.flatnonzero(imp.user % of == part)
         scores = predict(self.model, self.reader, at)
         teacher = TeacherId(self.bundle_hash, self.store.split.train_days[-1])
         path = self.out / f"part-{part:03d}.parquet"
-        rows = write_records(
+        return write_records(
             path, self.store.schema, teacher, imp.impression_id[at], scores.logits, scores.representation
         )
-        return {"rows": np.asarray([rows])}

@@ -49,6 +49,7 @@ LOG_RULES = (
     LogRule("ray._private.worker", "Calling ray.init() again"),
     LogRule("ray.data._internal.progress", "Progress bars disabled"),
     LogRule("ray.train.v2._internal.execution.controller.placement_group_cleaner", "Failed to query Ray Train"),
+    LogRule("ray.train.v2.api.data_parallel_trainer", "Received SIGINT"),
     LogRule("torchrec.distributed.planner.types", "The topology was constructed directly"),
     LogRule("torchrec.distributed.planner.storage_reservations", "There is a known issue with TorchRec's dense"),
     LogRule("torchrec.distributed.utils", "caching params will be ignored"),

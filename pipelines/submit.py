@@ -25,7 +25,9 @@ from gem.errors import JobError
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-EXCLUDES = [".git", ".venv", "runs", "mlruns", "data", "tests/benchmarks/out", "*.db", "*.parquet", "**/__pycache__"]
+# gitignore patterns; a leading slash means the root only (`data` alone would take gem's room of that name along).
+EXCLUDES = ["/.git", "/.venv", "/runs", "/mlruns", "/data", "/tests/benchmarks/out", "*.db", "*.parquet",
+            "**/__pycache__", "**/.*_cache", "/.hypothesis"]  # fmt: skip
 FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 PATH_OPTIONS = ("--data-dir", "--dataset")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

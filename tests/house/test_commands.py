@@ -46,6 +46,7 @@ def dry(*arguments: str) -> list[str]:
         ),
         (["serve"], ".venv/bin/python -m serving"),
         (["serve", "PORT=8001"], '.venv/bin/python -m serving --port "8001"'),
+        (["serve", "DATASET=kuairand"], '.venv/bin/python -m serving --dataset "kuairand"'),
         (["tune"], ".venv/bin/python -m tuning sweep"),
         (["lineage", "NAME=gem-feed"], '.venv/bin/python -m pipelines lineage "gem-feed"'),
         (

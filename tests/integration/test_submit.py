@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.summary import read_summary
 from tests.integration.local_head import LocalHead, free_ports
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -24,9 +25,9 @@ def head() -> Iterator[LocalHead]:
 
 
 def run_submit(head: LocalHead, root: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.submit", "--address", head.address, "--timeout-s", "200", *arguments]
+    command = [sys.executable, "-m", "pipelines.submit", "--address", head.address, "--timeout-s", "330", *arguments]
     env = head.env(PYTHONPATH=f"{root / 'platform'}:{root}", **changes)
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=360)
 
 
 def test_head_has_authentication_on(head: LocalHead) -> None:
@@ -54,6 +55,16 @@ def test_job_imports_uploaded_source_and_joins_the_cluster(head: LocalHead, repo
     assert said["RUNS"] == str(tmp_path)
     assert said["GIT"] == "False False"
     assert "SUCCEEDED" in done.stdout
+
+
+def test_the_whole_loop_runs_as_a_job(head: LocalHead, repo_root: Path, tmp_path: Path) -> None:
+    """What `make submit` does, on a head with two CPUs: the summary lies where the job was told to write."""
+    done = run_submit(head, repo_root, "--runs-dir", str(tmp_path), "--", "run", "--recipe", "tiny")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "SUCCEEDED" in done.stdout
+    summary = read_summary(tmp_path / "latest")
+    assert set(summary["models"]) >= {"generated-gem", "generated-vm-feed"}
+    assert all(stage["run_id"] for stage in summary["stages"].values())
 
 
 def test_failing_job_gives_failing_status_and_its_output(head: LocalHead, repo_root: Path) -> None:

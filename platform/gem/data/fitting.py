@@ -21,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 _NO_LIMIT = 2**40
 _MAX_SURFACES = 10_000  # codes are int16
 # One or two Thursdays teach a model what those Thursdays were like, not what Thursdays are like: on KuaiRand (10 days)
-# the weekday made the next day's mean prediction 6 % wrong.
+# the weekday moved the raw calibration of the next day from 0.97 to 0.94.
 MIN_WEEKDAY_DAYS = 21
 RESERVED_SURFACES = ("<pad>", "<null>", "<unknown>")
 

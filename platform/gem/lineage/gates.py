@@ -14,6 +14,7 @@ from typing import Any
 from gem.config import GateConfig
 
 _ABSURD = 1e300
+_WIDEN = 2.576 / 1.960  # normal quantiles, on the log scale of a ratio
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def _check_task(task: str, score: TaskScore, config: GateConfig) -> tuple[list[s
 def _check_calibration(value: float | None, score: TaskScore, config: GateConfig) -> tuple[bool, str]:
     """Within the bounds; or outside, but not distinguishable from 1 on so few outcomes.
 
-    With 250 positives the true model itself is off by 10 % one time in ten, so a bare bound would refuse it.
+    With 250 positives the true model itself is off by 10 % one time in ten, so a bare bound would refuse it. A
+    loop makes many such checks: the interval is widened from 95 % to 99 %, so that few of them err together.
     """
     if value is None:
         return False, f"calibration is unknown ({score.calibration})"
@@ -144,11 +146,13 @@ def _check_calibration(value: float | None, score: TaskScore, config: GateConfig
     if low <= value <= high:
         return True, text
     from_, to = _known(score.calibration_low), _known(score.calibration_high)
-    if from_ is not None and to is not None and from_ <= 1.0 <= to:
-        return (
-            True,
-            f"{text}: outside, but 1 lies in its 95 % interval [{from_:.3f}, {to:.3f}], too few outcomes to tell",
-        )
+    if value > 0 and from_ is not None and to is not None and 0 < from_ <= value <= to:
+        from_, to = (value * (edge / value) ** _WIDEN for edge in (from_, to))
+        if from_ <= 1.0 <= to:
+            return (
+                True,
+                f"{text}: outside, but its 99 % interval [{from_:.3f}, {to:.3f}] holds 1: too few outcomes to tell",
+            )
     return False, text
 
 

@@ -101,6 +101,8 @@ def test_calibration_outside_the_limits_needs_an_interval_without_one() -> None:
         return record(dataclasses.replace(GOOD, calibration=1.14, calibration_low=low, calibration_high=high))
 
     assert any("calibration" in r for r in refusals(off(1.05, 1.23)))
+    assert any("calibration" in r for r in refusals(off(1.04, 1.25)))  # 99 %: from 1.010
+    assert not refusals(off(1.02, 1.27))  # 99 %: from 0.985
     assert any("calibration" in r for r in refusals(off(None, None)))
     assert any("calibration" in r for r in refusals(off(0.9, math.inf)))
     assert not refusals(off(0.98, 1.3))

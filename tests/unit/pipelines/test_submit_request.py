@@ -44,7 +44,7 @@ def test_environment_carries_source_path_runs_and_tracking(monkeypatch: pytest.M
     assert sent["env_vars"]["GEM_RUNS_DIR"] == str(tmp_path)
     assert sent["env_vars"]["MLFLOW_TRACKING_URI"] == "http://mlflow.example:5000"
     assert sent["env_vars"]["A"] == "b"
-    assert {".git", ".venv", "runs"} <= set(sent["excludes"])
+    assert {"/.git", "/.venv", "/runs"} <= set(sent["excludes"])
     assert "not to be sent" not in str(sent)
 
 

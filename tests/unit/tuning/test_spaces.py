@@ -49,7 +49,7 @@ def test_what_cannot_be_searched_is_refused(space: spaces.Space, message: str) -
 
 
 def test_a_range_over_a_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces, "NOT_SWEPT", frozenset())
+    monkeypatch.setattr(spaces, "SWEPT", ("transfer.",))
     with pytest.raises(ConfigError, match=r"the field holds True, not a number; give a list of values"):
         spaces.check_space({"transfer.enabled": Range(0, 1)}, CONFIG)
 
