@@ -12,7 +12,7 @@ from pipelines.loop import Loop
 from pipelines.provenance import git_commit
 from pipelines.summary import stage_summary
 
-HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 1_000_000)
+HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 FROM_EVALUATION = ("tasks", "by_surface", "by_day", "calibration_curve")
 
 
@@ -61,7 +61,9 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
 def history_histogram(store: FeatureStore) -> dict[str, list[float]]:
     """How many events were known before each impression (all days)."""
     cuts = store.impressions(store.days).cut
-    counts, edges = np.histogram(cuts, bins=np.asarray(HISTORY_EDGES, np.float64))
+    longest = int(cuts.max())
+    edges = [e for e in HISTORY_EDGES if e <= longest] + [longest + 1]
+    counts, _ = np.histogram(cuts, bins=np.asarray(edges, np.float64))
     return {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
 
 

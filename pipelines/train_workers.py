@@ -168,12 +168,31 @@ def _finish(
     save_file(trained.weights, str(out / f"{task.name}.safetensors"))
     result = {
         "calibration": calibration_to_dict(calibration),
-        "record": {**trained.record, "parameters": num_parameters(model), "validation_rows": int(validation.size)},
+        "record": {
+            **trained.record,
+            "parameters": num_parameters(model),
+            "measured_on": store.split.validation_day,
+            "tasks": _measured(store, imp.take(validation), scores.logits, calibration),
+        },
         "day_noise": noise,
     }
     beside = out / f".{task.name}.json"
     beside.write_text(json.dumps(result))
     beside.rename(out / f"{task.name}.json")
+
+
+def _measured(store: FeatureStore, impressions: Impressions, logits: Any, calibration: Any) -> dict[str, Any]:
+    """Metrics on the validation day by task; calibration is flattered, since the layer was fitted there."""
+    from gem.metrics.evaluate import evaluate
+    from gem.model.calibration import calibrated_probabilities
+
+    p = calibrated_probabilities(store.schema, logits, impressions.surface.astype("int64"), calibration)
+    out: dict[str, Any] = {}
+    for k, task in enumerate(store.schema.tasks):
+        use = impressions.mask[:, k] > 0
+        found = evaluate(impressions.user[use], impressions.labels[use, k], p[use, k], num_bootstrap=0)
+        out[task.name] = {name: m.value for name, m in found.items()} | {"rows": int(use.sum())}
+    return out
 
 
 def _outcomes(impressions: Impressions, at: NDArray[np.int64]) -> Any:
