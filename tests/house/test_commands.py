@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -19,9 +20,16 @@ def test_every_target_is_phony_and_has_a_help_line() -> None:
     assert {"setup", "pipeline", "serve", "tune", "test", "check", "bench", "lineage", "submit"} <= rules
 
 
+def run_make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """make as a person types it, also when these tests run below another make (which says where it goes)."""
+    command = ["make", "--no-print-directory", *arguments]
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
 def test_make_help_prints_one_line_for_every_target() -> None:
     rules, _, _ = makefile_targets((ROOT / "Makefile").read_text())
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run_make("help")
     assert done.returncode == 0
     lines = done.stdout.splitlines()[:-1]
     assert {line.split()[0] for line in lines} == rules
@@ -30,7 +38,7 @@ def test_make_help_prints_one_line_for_every_target() -> None:
 
 
 def dry(*arguments: str) -> list[str]:
-    done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run_make("-n", *arguments)
     assert done.returncode == 0, done.stderr
     return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
@@ -60,7 +68,7 @@ def test_variables_reach_the_command_and_only_those_given(arguments: list[str], 
 
 
 def test_bench_asks_for_a_name() -> None:
-    done = subprocess.run(["make", "-o", "setup", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run_make("-o", "setup", "bench")
     assert done.returncode == 2
     assert "make bench NAME=x with x one of:" in done.stdout
 
