@@ -13,12 +13,12 @@ NONE = "-"
 
 
 def render(summary: Mapping[str, Any]) -> str:
-    """Stages, models, gate reasons, next commands; `summary` as `validate_summary` returns it."""
+    """Stages, models, gate reasons, next commands, and last the report; `summary` as `validate_summary` returns it."""
     parts = [_head(summary), _stages(summary["stages"]), _models(summary["models"]), _gates(summary["models"])]
-    if summary["report"]:
-        parts.append(f"report   {summary['report']}")
     if summary["next"]:
         parts.append("next\n" + "\n".join(f"  {command}" for command in summary["next"]))
+    if summary["report"]:
+        parts.append(f"report   {summary['report']}")
     return "\n\n".join(part for part in parts if part)
 
 
