@@ -166,8 +166,7 @@ def test_table_holds_what_a_person_asks_for() -> None:
     assert "gem click 15,234 0.912 [0.901, 0.923] 0.745 - 1.012 0.871 Bayes" in words
     assert "gem-feed click 15,234 - 0.745 - 1.012 1 base rate" in words
     assert "NOT promoted  gem-feed" in lines and "  · calibration 1.31 is above 1.10" in lines
-    assert "report   runs/latest/report.html" in lines
-    assert lines[-2:] == ["next", "  make serve"]
+    assert lines[-4:] == ["next", "  make serve", "", "report   runs/latest/report.html"]
 
 
 def test_table_fits_a_hundred_columns_whatever_the_names() -> None:
