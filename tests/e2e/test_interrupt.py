@@ -59,7 +59,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     moments: dict[str, Callable[[str], bool]] = {
         "preprocess": lambda out: "reading " in out,
         "pretrain": lambda out: any(root.glob("checkpoints/pretrain-*/generated-gem/step-*")),
+        "generate-knowledge": lambda out: any(root.glob("generate-knowledge/.tmp-*/part-*.parquet")),
         "distill": lambda out: any(root.glob("checkpoints/distill-*/progress.json")),
+        "evaluate": lambda out: any(root.glob("evaluate/.tmp-*")),
     }
     attempts = {}
     for stage, seen in moments.items():
@@ -75,7 +77,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     yield Story(runs, attempts, last)
 
 
-STAGES = ("preprocess", "pretrain", "distill")
+STAGES = ("preprocess", "pretrain", "generate-knowledge", "distill", "evaluate")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -113,7 +115,7 @@ def test_mlflow_knows_the_attempts_as_killed_and_the_last_as_finished(story: Sto
     experiment = client.get_experiment_by_name("gem/generated")
     runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
     parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
-    assert [p.info.status for p in parents] == ["KILLED", "KILLED", "KILLED", "FINISHED"]
+    assert [p.info.status for p in parents] == [*["KILLED"] * len(STAGES), "FINISHED"]
     for parent, stage in zip(parents, STAGES, strict=False):
         children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
         by_stage = {c.data.tags["stage"]: c.info.status for c in children}
