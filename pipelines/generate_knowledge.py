@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from gem import errors
 from pipelines.console import Stage
-from pipelines.loop import Loop, plain
+from pipelines.loop import MODEL_CODE, Loop, plain
 from pipelines.model_stages import bundle_path
+from pipelines.provenance import code_hash
 from pipelines.stage import StageResult
 
 if TYPE_CHECKING:
     from gem.data.store import FeatureStore
 
+CODE = (*MODEL_CODE, "pipelines/generate_knowledge.py")
 NUM_ACTORS = 2
 PARTS_PER_ACTOR = 3  # enough pieces for progress and balance, few enough to keep a user's rows together
 
@@ -52,7 +54,8 @@ def generate_knowledge(loop: Loop) -> StageResult:
             "teacher_passes_per_impression": 1.0,
         }  # fmt: skip
 
-    return loop.stage("generate-knowledge", {"teacher": teacher_hash, "model": plain(loop.config.model)}, build)
+    parts = {"teacher": teacher_hash, "model": plain(loop.config.model), "code": code_hash(CODE)}
+    return loop.stage("generate-knowledge", parts, build)
 
 
 class TeacherActor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("RAY_ADDRESS", None)  # a runtime of the tests' own, never a cluster that happens to be named
+
+# A shell that starts the tests in the background makes them, and all they start, deaf to SIGINT.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Seconds one test may take, by folder; generous, since shared machines are slow. `@pytest.mark.timeout` wins.
 TIMEOUTS = {"unit": 60, "contract": 60, "property": 120, "house": 240, "numerics": 300, "integration": 300, "e2e": 900}

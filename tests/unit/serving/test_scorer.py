@@ -96,7 +96,8 @@ def test_logged_requests_replayed_in_one_offline_batch_give_the_served_scores(ti
         own = [r for r in records if r["model"]["bundle_hash"] == model.bundle_hash]
         bundle = load_bundle(Path(model.path))
         assert len(own) > 3 and largest_difference(own, bundle, tiny.store) < 1e-5
-        own[0]["time_ms"] -= 86_400_000  # another history: the replay must notice
+        someone = next(r for r in own if r["user_id"] != "nobody")
+        someone["time_ms"] -= 3 * 86_400_000  # another history: the replay must notice
         assert largest_difference(own, bundle, tiny.store) > 1e-3
         with pytest.raises(BundleError, match="were answered by"):
             offline_scores(records, bundle, tiny.store)
