@@ -213,13 +213,6 @@ class Console:
         finally:
             progress.close()
 
-    def table(self, summary: dict[str, Any]) -> None:
-        """The final table, the gate's reasons and the next commands."""
-        from pipelines.summary import final_table
-
-        self.line()
-        self.line(final_table(summary), indent=False)
-
     def open_bar(self, label: str, total: int | None) -> tuple[RichProgress, TaskID]:
         """A bar in the one live display (terminal only)."""
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn

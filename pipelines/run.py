@@ -22,7 +22,7 @@ from pipelines.memory import PeakMemory
 from pipelines.model_stages import distill, pretrain
 from pipelines.promote import promote
 from pipelines.provenance import git_commit
-from pipelines.summary import link_latest, write_summary
+from pipelines.summary import final_table, link_latest, write_summary
 
 STAGES: dict[str, Callable[[Loop], Any]] = {
     "generate": generate,
@@ -91,7 +91,7 @@ def _finish(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any], memor
     for lost in loop.registry.lost:
         loop.console.warn(lost)
     link_latest(loop.runs, folder)
-    loop.console.table(summary)
+    loop.console.line("\n" + final_table(summary), indent=False)
     return folder
 
 
