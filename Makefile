@@ -56,7 +56,7 @@ format: setup  ## Format the code and fix what can be fixed
 	@$(PY) -m ruff check --fix $(CODE)
 	@$(PY) -m ruff format $(CODE)
 
-bench: setup  ## Run one benchmark and write its JSON (NAME=quality, DATA_DIR= a folder that holds kuairand/)
+bench: setup  ## Run one benchmark and write its JSON (NAME=loop, DATA_DIR= a folder that holds kuairand/)
 	@test -n "$(NAME)" || { echo 'make bench NAME=x with x one of: $(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py)))'; exit 2; }
 	@$(PY) -m tests.benchmarks.$(NAME) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 

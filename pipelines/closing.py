@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import numpy as np
 
 from gem.data.store import FeatureStore
 from pipelines.evaluate import results_of
-from pipelines.loop import Loop
+from pipelines.loop import GENERATED, Loop
 from pipelines.provenance import git_commit
 from pipelines.summary import stage_summary
 
@@ -54,7 +55,7 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
             "quarantined": record["quarantine_reasons"],
             **{k: record[k] for k in ("duplicates", "vocab", "missing_days", "repairs")},
         },
-        "next": next_commands(loop),
+        "next": next_commands(loop, any(m["promoted"] for m in models.values() if m["kind"] == "vertical")),
     }
 
 
@@ -67,14 +68,12 @@ def history_histogram(store: FeatureStore) -> dict[str, list[float]]:
     return {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
 
 
-def next_commands(loop: Loop) -> list[str]:
-    """What a person would type next."""
-    data = "" if loop.spec.name == "generated" else f" DATASET={loop.config.data.dataset}"
-    return [
-        f"make serve{data}",
-        f"make lineage NAME={loop.model_name()}",
-        f"make tune{data}" + (f" DATA_DIR={loop.config.data.data_dir}" if data else ""),
-    ]
+def next_commands(loop: Loop, served: bool) -> list[str]:
+    """What a person would type next; `served`: there is a vertical champion to serve."""
+    data = "" if loop.config.data.dataset == GENERATED else f" DATASET={shlex.quote(loop.config.data.dataset)}"
+    folder = f" DATA_DIR={shlex.quote(loop.config.data.data_dir)}" if loop.config.data.data_dir else ""
+    serve = [f"make serve{data}"] if served else []
+    return [*serve, f"make lineage NAME={loop.model_name()}", f"make tune{data}{folder}"]
 
 
 def _group(loop: Loop, name: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gem.data.canonical import check_spec, resolve_files
 from gem.lineage.files import sha256_file
 from pipelines.console import Stage
-from pipelines.loop import DATA_CODE, GENERATED, Loop, plain, progress_line
-from pipelines.provenance import code_hash
+from pipelines.loop import DATA_CODE, GENERATED, Loop, code_key, plain, progress_line
 from pipelines.stage import StageResult
 
 GENERATOR_CODE = ("platform/gem/data", "platform/gem/config.py")
@@ -26,7 +26,7 @@ def generate(loop: Loop) -> StageResult:
         rows = report.impressions + report.organic_events + report.conversions
         return {"rows_in": 0, "rows_out": rows, "quarantined": 0, "headline": f"{report.impressions:,} impressions"}
 
-    parts = {"world": plain(world), "code": code_hash(GENERATOR_CODE)}
+    parts = {"world": plain(world), "code": code_key(GENERATOR_CODE)}
     result = loop.stage("generate", parts, build)
     loop.data_dir = result.path
     return result
@@ -38,7 +38,7 @@ def preprocess(loop: Loop) -> StageResult:
 
     files = resolve_files(loop.spec, loop.data_dir)
     check_spec(loop.spec, files)  # contradictions are said before any work
-    inputs = {t: {f.name: sha256_file(f) for f in found} for t, found in files.items()}
+    inputs = file_hashes(files, loop.data_dir)
     settings = {k: v for k, v in plain(loop.config.data).items() if k not in ("dataset", "data_dir", "world")}
 
     def build(out: Path, stage: Stage) -> dict[str, Any]:
@@ -46,9 +46,16 @@ def preprocess(loop: Loop) -> StageResult:
         return build_store(loop.config, loop.spec, loop.data_dir, out, progress_line(loop.console, ""))
 
     parts = {
-        "spec": loop.spec.model_dump(mode="json"), "files": inputs, "settings": settings, "code": code_hash(DATA_CODE),
+        "spec": loop.spec.model_dump(mode="json"), "files": inputs, "settings": settings, "code": code_key(DATA_CODE),
     }  # fmt: skip
     return loop.stage("preprocess", parts, build)
+
+
+def file_hashes(files: Mapping[str, Sequence[Path]], data_dir: Path) -> dict[str, dict[str, str]]:
+    """Table -> path below the data folder -> sha256: what the raw inputs of a stage are."""
+    return {
+        table: {f.relative_to(data_dir).as_posix(): sha256_file(f) for f in found} for table, found in files.items()
+    }
 
 
 def needs_world(loop: Loop) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gem.data.store import FeatureStore
+from gem.lineage.files import relocated
 from gem.lineage.gates import GateRecord, TaskScore
 from gem.lineage.registry import ModelVersion
 from pipelines.cluster import result_of
 from pipelines.console import Stage
-from pipelines.loop import Loop
+from pipelines.loop import MODEL_CODE, Loop, code_key
 from pipelines.model_stages import bundle_path
-from pipelines.provenance import code_hash
 from pipelines.stage import StageResult
 from pipelines.summary import task_summary
 from pipelines.train_workers import rows_of_group
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gem.data.store import Impressions
 
 RESULTS = "results.json"
-CODE = ("platform/gem/metrics", "platform/gem/model", "platform/gem/training", "pipelines/evaluate.py")
+CODE = (*MODEL_CODE, "pipelines/evaluate.py", "pipelines/summary.py")
 NUM_BOOTSTRAP = 200
 CURVE_BINS = 10
 
@@ -56,7 +56,7 @@ def evaluate(loop: Loop) -> StageResult:
         rows = max(t["rows"] for r in results.values() for t in r["tasks"].values())
         return {"rows_in": rows, "rows_out": rows, "quarantined": 0, "headline": _headline(results[loop.model_name()])}
 
-    parts = {"models": hashes, "champions": {n: c.bundle_hash for n, c in champions.items()}, "code": code_hash(CODE)}
+    parts = {"models": hashes, "champions": {n: c.bundle_hash for n, c in champions.items()}, "code": code_key(CODE)}
     return loop.stage("evaluate", parts, build)
 
 
@@ -171,7 +171,8 @@ def _champion(loop: Loop, champion: ModelVersion, score: Any, store: FeatureStor
         info, _ = read_bundle(path, expected_hash=champion.bundle_hash)
     except GemError as error:
         return None, f"champion version {champion.version} cannot be read: {error}"
-    reads = str(store.path) if info.schema.hash == store.schema.hash else info.parents.data_path
+    own = relocated(info.parents.data_path, loop.registry.runs)
+    reads = str(store.path) if info.schema.hash == store.schema.hash else str(own)
     days = (store.split.validation_day, store.split.test_day)
     return score.remote(reads, str(path), champion.bundle_hash, days), ""
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gem import errors
 from pipelines.console import Stage
-from pipelines.loop import MODEL_CODE, Loop, plain
+from pipelines.loop import MODEL_CODE, Loop, code_key, plain
 from pipelines.model_stages import bundle_path
-from pipelines.provenance import code_hash
 from pipelines.stage import StageResult
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def generate_knowledge(loop: Loop) -> StageResult:
             "teacher_passes_per_impression": 1.0,
         }  # fmt: skip
 
-    parts = {"teacher": teacher_hash, "model": plain(loop.config.model), "code": code_hash(CODE)}
+    parts = {"teacher": teacher_hash, "model": plain(loop.config.model), "code": code_key(CODE)}
     return loop.stage("generate-knowledge", parts, build)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,8 @@ from pipelines.stage import StageResult, run_stage
 DATASETS = Path(__file__).parent / "datasets"
 GENERATED = "generated"
 DATA_CODE = ("platform/gem/data", "platform/gem/config.py", "pipelines/preprocess.py")
-MODEL_CODE = ("platform/gem/data", "platform/gem/model", "platform/gem/training", "platform/gem/transfer",
-              "pipelines/train_workers.py")  # fmt: skip
+MODEL_CODE = ("platform/gem/data", "platform/gem/metrics", "platform/gem/model", "platform/gem/training",
+              "platform/gem/transfer", "pipelines/train_workers.py", "pipelines/model_stages.py")  # fmt: skip
 
 
 @dataclass
@@ -103,6 +103,11 @@ def ended(registry: Registry, run_id: str) -> Iterator[None]:
     except BaseException as error:
         registry.end(run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
+
+
+def code_key(paths: Iterable[str]) -> dict[str, str]:
+    """What of the code and of the installed packages a stage depends on, for its key."""
+    return {"source": code_hash(paths), "lock": lock_hash()}
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,7 @@ from gem.config import RunConfig
 from gem.data.store import FeatureStore
 from gem.lineage.bundle import BundleInfo, Parents, save_bundle, store_files
 from pipelines.console import Stage
-from pipelines.loop import MODEL_CODE, Loop, plain
-from pipelines.provenance import code_hash
+from pipelines.loop import MODEL_CODE, Loop, code_key, plain
 from pipelines.stage import StageResult
 from pipelines.train_workers import TrainTask, WorkerGroup
 from pipelines.training import fit
@@ -37,7 +36,7 @@ def pretrain(loop: Loop) -> StageResult:
 
     parts = {
         "store": loop.done["preprocess"].key, "model": plain(config.model), "train": plain(config.train),
-        "code": code_hash(MODEL_CODE),
+        "code": code_key(MODEL_CODE),
     }  # fmt: skip
     return loop.stage("pretrain", parts, build)
 
@@ -63,7 +62,7 @@ def distill(loop: Loop) -> StageResult:
     parts = {
         "knowledge": loop.done["generate-knowledge"].key, "student": plain(config.student),
         "train": plain(config.student_train), "finetune": plain(config.finetune), "transfer": plain(config.transfer),
-        "code": code_hash(MODEL_CODE),
+        "code": code_key(MODEL_CODE),
     }  # fmt: skip
     return loop.stage("distill", parts, build)
 

@@ -22,6 +22,7 @@ from gem.data import quarantine
 from gem.data.assemble import finish_store, fit_store, plan_shards
 from gem.data.canonical import check_spec, resolve_files
 from gem.data.fragments import FileJob, cut_file, plan_files
+from gem.data.sanity import check_distinct, check_settled
 from gem.data.shards import ShardPlan, build_shard, encode_shard
 from gem.data.spec import DatasetSpec, parse_spec
 
@@ -57,10 +58,12 @@ def build_store(
     first = distribute("read", partial(_cut, shared, num_shards), [j.to_dict() for j in jobs])
     quarantine.check(first, config.data.max_quarantine_share, work, out.parent.parent)
     plan, split, _ = plan_shards(config.data, first)
+    check_settled(spec, split, plan.log_end_ms)
     shared["plan"] = plan.to_dict()
 
     progress(f"building timelines of {num_shards} user shards; test day {split.test_day}")
     second = distribute("build", partial(_build, shared), [{"shard": s} for s in range(num_shards)])
+    check_distinct(spec, second)
     progress(f"fitting vocabularies on {len(split.train_days)} training days")
     fitted = fit_store(spec, plan, work, second)
     progress(f"writing partitions of {fitted.num_users} users and {fitted.num_ads} ads")

@@ -1,4 +1,4 @@
-"""Checks the context of a request against the spec's context features."""
+"""Checks the context of a request against the spec's context features and spells its values as training does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from gem.data.spec import FeatureSpec
 from gem.errors import suggest
 from serving.schema import Refusal
+from serving.spelling import categories, category
 
 _WANTED = {
     "categorical": "an integer, a string or null",
@@ -26,6 +27,7 @@ class ContextFields:
     def values(self, context: Mapping[str, object]) -> dict[str, object]:
         """Context of a request as feature name -> value; fields not sent are absent (NULL row or NaN).
 
+        Text of ids comes out as training reads it (`spelling`): "" and "nan" are None, " 1.0" is "1".
         Raises Refusal (422) for an unknown field (nearest name), one sent twice, or a value of a wrong type.
         """
         out: dict[str, object] = {}
@@ -41,10 +43,19 @@ class ContextFields:
                 problems.append((field, f'is the feature "{feature.name}", which was sent already; send it once'))
             elif not _fits(feature, value):
                 problems.append((field, f"must be {_WANTED[feature.kind]}, got {type(value).__name__}"))
+            else:
+                value = _spelled(feature, value)
             out[feature.name] = value
         if problems:
             raise Refusal(422, "invalid_context", problems)
         return out
+
+
+def _spelled(feature: FeatureSpec, value: object) -> object:
+    """A value that fits its feature, in the spelling of training; numbers and vectors have only one."""
+    if feature.kind == "categorical" and isinstance(value, str):
+        return category(value)
+    return categories(value) if feature.kind == "multi" and isinstance(value, list) else value
 
 
 def _fits(feature: FeatureSpec, value: object) -> bool:

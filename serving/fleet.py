@@ -9,6 +9,7 @@ from pathlib import Path
 from gem.data.store import FeatureStore
 from gem.errors import BundleError, ConfigError
 from gem.lineage.bundle import load_bundle
+from gem.lineage.files import relocated
 from gem.lineage.registry import Registry
 from serving.config import ServingConfig
 from serving.request_log import RequestLog
@@ -55,13 +56,16 @@ def find_champions(config: ServingConfig) -> list[ServedModel]:
 
 
 def find_store(text: str, runs: Path, name: str) -> Path:
-    """The feature store a bundle names, absolute; a relative path also counts from the runs folder or its parent."""
-    tried = [Path(text).absolute(), runs / text, runs.parent / text]
-    for path in tried:
+    """The feature store a bundle names, absolute; a relative path also counts from the runs folder or its parent.
+
+    A store that was moved together with the runs folder is found in it. Raises BundleError if there is none.
+    """
+    tried = list(dict.fromkeys([Path(text).absolute(), runs / text, runs.parent / text]))
+    for path in [*tried, relocated(text, runs).absolute()]:
         if path.is_dir():
             return path
     raise BundleError(
-        f"{name}: its feature store {text} does not exist (tried {[str(p) for p in tried]}); "
+        f"{name}: its feature store {text} does not exist (tried {[str(p) for p in tried]} and below {runs}); "
         'serving reads user features and histories from it; run "make pipeline" again'
     )
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from gem.data.collate import ImpressionRows, collate
-from gem.data.store import FeatureStore
+from gem.data.store import EntityTable, FeatureStore
 from gem.data.timelines import cuts
 from gem.errors import BundleError
 from gem.lineage.bundle import Bundle
 from serving.predictor import Predictor
+from serving.spelling import entity_keys
 
 Record = Mapping[str, Any]
 
@@ -47,7 +49,7 @@ def largest_difference(records: Sequence[Record], bundle: Bundle, store: Feature
 
 
 def _rows(records: Sequence[Record], sizes: NDArray[np.int64], store: FeatureStore) -> ImpressionRows:
-    user = np.repeat(store.users.index_many([str(r["user_id"]) for r in records]), sizes).astype(np.int64)
+    user = np.repeat(_indices(store.users, [r["user_id"] for r in records]), sizes).astype(np.int64)
     time_ms = np.repeat(np.array([r["time_ms"] for r in records], dtype=np.int64), sizes)
     surface = [r["surface"] for r, n in zip(records, sizes, strict=True) for _ in range(n)]
     names = sorted({name for r in records for name in r["context"]})
@@ -56,7 +58,7 @@ def _rows(records: Sequence[Record], sizes: NDArray[np.int64], store: FeatureSto
     }
     timelines = store.timelines()
     event_user = np.repeat(np.arange(len(store.users)), timelines.lengths())
-    ads = store.ads.index_many([str(ad) for r in records for ad, _ in r["candidates"]]).astype(np.int64)
+    ads = _indices(store.ads, [ad for r in records for ad, _ in r["candidates"]]).astype(np.int64)
     unknown = np.zeros((ads.size, len(store.schema.tasks)), dtype=np.float32)
     return ImpressionRows(
         user=user, ad=ads, time_ms=time_ms,
@@ -65,3 +67,8 @@ def _rows(records: Sequence[Record], sizes: NDArray[np.int64], store: FeatureSto
         context=store.encoder.encode_context(context, time_ms, surface),
         labels=unknown, mask=unknown, impression_id=np.arange(ads.size, dtype=np.int64),
     )  # fmt: skip
+
+
+def _indices(table: EntityTable, ids: Sequence[int | str]) -> NDArray[np.int32]:
+    keys = [None if k is None else str(k) for k in entity_keys(table, ids)]
+    return table.index_many(pa.array(keys, pa.string()))

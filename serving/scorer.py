@@ -25,6 +25,7 @@ from gem.lineage.bundle import Bundle, schema_differences
 from serving.context import ContextFields
 from serving.predictor import Predictor
 from serving.schema import ModelRef
+from serving.spelling import entity_keys
 from serving.store import History, HistoryStore
 
 GOLDEN_TIME_MS = 1_767_225_600_000  # 2026-01-01, any fixed time will do
@@ -63,7 +64,8 @@ class Scorer:
 
     def find_user(self, user_id: int | str) -> int:
         """Entity index of a user; 0 is the user nobody has seen."""
-        return self._store.users.index_of(user_id)
+        users = self._store.users
+        return users.index_of(entity_keys(users, [user_id])[0])
 
     def history(self, user: int, time_ms: int) -> History:
         """Events of the user known strictly before `time_ms`."""
@@ -74,10 +76,10 @@ class Scorer:
         history: History,
     ) -> Scores:  # fmt: skip
         """Probabilities of every task for N candidates, in their order. `context`: feature name -> value."""
-        num, encoder = len(ad_ids), self._store.encoder
+        num, encoder, known = len(ad_ids), self._store.encoder, self._store.ads
         times = np.full(num, time_ms, dtype=np.int64)
         one = encoder.encode_context({k: [v] for k, v in context.items()}, times[:1], [surface])
-        ads = np.array([self._store.ads.index_of(a) for a in ad_ids], dtype=np.int64)
+        ads = np.array([known.index_of(a) for a in entity_keys(known, ad_ids)], dtype=np.int64)
         outcome = np.zeros((num, len(self.tasks)), dtype=np.float32)
         rows = ImpressionRows(
             user=np.full(num, user, dtype=np.int64), ad=ads, time_ms=times,

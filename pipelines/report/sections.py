@@ -62,16 +62,19 @@ def facts(summary: Json) -> str:
 
 
 def models_section(summary: Json) -> str:
-    """All models and tasks with intervals; a missing value says why."""
+    """All models and tasks with intervals; a missing value says why. Transfer ratios only where one was measured."""
     rows = []
+    transferred = any(m["transfer_ratio"] is not None for m in summary["models"].values())
     for name, model in summary["models"].items():
         for i, (task, values) in enumerate(model["tasks"].items()):
             rate = "–" if values["base_rate"] is None else f"{values['base_rate']:.4f}"
             cells = [_metric(values[m]) for m in ("ne", "auc", "gauc", "calibration")]
             ratio = "–" if model["transfer_ratio"] is None or i else f"{model['transfer_ratio']:.2f}"
             first = f"<b>{esc(name)}</b>" if i == 0 else ""
-            rows.append([first, esc(task), *cells, esc(limit_of(values)), f"{values['rows']:,}", rate, ratio])
-    header = ["model", "task", "NE", "AUC", "gAUC", "calibration", "NE limit", "rows", "base rate", "transfer ratio"]
+            last = [rate, ratio] if transferred else [rate]
+            rows.append([first, esc(task), *cells, esc(limit_of(values)), f"{values['rows']:,}", *last])
+    header = ["model", "task", "NE", "AUC", "gAUC", "calibration", "NE limit", "rows", "base rate"]
+    header += ["transfer ratio"] if transferred else []
     note = '<p class="note">Small figures: 95 % intervals. Definitions stand at the end of the page.</p>'
     return section("Models", card(table(header, rows, left=(0, 1)) + note)) if rows else ""
 

@@ -90,6 +90,7 @@ class GateConfig:
 
     min_calibration: float = 0.9
     max_calibration: float = 1.1
+    outer_calibration: float = 1.5  # beyond this factor either way even an unresolved calibration refuses
     max_ne: float = 1.0  # must beat the base rate
     max_ne_increase_vs_champion: float = 0.002  # relative, on the same rows
 

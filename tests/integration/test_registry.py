@@ -122,6 +122,86 @@ def test_same_bundle_keeps_its_version(registry: Registry) -> None:
     assert again == first and len(registry.versions("gem")) == 1
 
 
+def test_a_moved_runs_folder_keeps_its_versions_chain_and_promotions(registry: Registry) -> None:
+    student, student_hash, teacher, teacher_hash = toy_chain(registry.runs / "toy")
+    for bundle, got in ((teacher, teacher_hash), (student, student_hash)):
+        registry.register(bundle, got, "", "toy")
+    registry.promote("gem-feed", "1", None, YES)
+    moved = registry.runs.rename(registry.runs.with_name("elsewhere"))
+    there = Registry("", moved)
+    champion = there.champions("toy")["gem-feed"]
+    assert there.bundle_path(champion) == moved / "toy" / "gem-feed"
+    records = there.chain("gem-feed")
+    assert len(records) == 5 and not [r.problem for r in records if r.problem]
+    assert there.register(moved / "toy" / "gem-feed", student_hash, "", "toy") == champion
+    there.promote("gem", "1", None, YES)  # it reads every byte of the bundle where it lies now
+    (moved / "toy" / "gem" / "weights.safetensors").unlink()
+    assert "weights.safetensors is missing" in there.chain("gem", "1")[0].problem
+
+
+REGISTRAR = """
+import sys, time
+from pathlib import Path
+from gem.lineage.registry import Registry
+
+runs, bundle, bundle_hash = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+registry = Registry("", runs)
+registry.check()
+run = registry.start_loop("toy", "loop")
+versions = registry.versions
+registry.versions = lambda name: (versions(name), time.sleep(0.3))[0]  # between look and make
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(10):
+    registry.log_inputs(run, f"store {i}", str(i) * 64)
+print(registry.register(bundle, bundle_hash, run, "toy").version, len(registry.lost) + registry.flush(), flush=True)
+"""
+
+
+def test_processes_that_bring_the_same_bundle_and_data_set_share_one_version(
+    registry: Registry, tmp_path: Path
+) -> None:
+    got = save_bundle(tmp_path / "m", toy_info(), toy_weights(), EXTRA)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", REGISTRAR, str(registry.runs), str(tmp_path / "m"), got]
+    pipe = subprocess.PIPE
+    loops = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env) for _ in range(3)]
+    try:
+        for process in loops:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in loops:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=120) for process in loops]
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
+    assert [out.split() for out, _ in answers] == [["1", "0"]] * 3, answers
+    assert [v.version for v in registry.versions("gem")] == ["1"]
+
+
+def test_a_data_set_that_another_loop_inserted_first_is_logged_at_the_second_try(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = registry.start_loop("toy", "loop")
+    client = registry._client()
+    log, told = client.log_inputs, ["(sqlite3.IntegrityError) UNIQUE constraint failed: datasets.experiment_id"]
+
+    def racing(*args: Any) -> None:
+        if told:
+            raise ValueError(told.pop())
+        log(*args)
+
+    monkeypatch.setattr(client, "log_inputs", racing)
+    registry.log_inputs(run, "store", "d" * 64)
+    assert registry.lost == [] and len(run_of(registry, run).inputs.dataset_inputs) == 1
+    told.append("no such run")
+    registry.log_inputs(run, "store", "e" * 64)
+    assert len(registry.lost) == 1 and "no such run" in registry.lost[0], "other errors are not tried again"
+
+
 def test_refused_decision_and_lost_race_change_nothing(registry: Registry) -> None:
     register(registry, "m0")
     register(registry, "m1")

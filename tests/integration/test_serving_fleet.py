@@ -72,6 +72,16 @@ def test_champions_are_found_and_load_without_the_registry(promoted: Path, tiny:
     assert service.router.surfaces == ("feed", "stories") and service.router.unserved == ("messaging",)
 
 
+def test_a_moved_runs_folder_is_served(tmp_path: Path) -> None:
+    made = build_tiny(tmp_path / "runs" / "generated")
+    promote_all(made, tmp_path / "runs", made.models[:2])
+    moved = (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    config = ServingConfig(runs=str(moved))
+    models = find_champions(config)
+    assert len(models) == 2 and all(Path(p).is_relative_to(moved) for m in models for p in (m.path, m.store_path))
+    load_service(config, models, "r").close()
+
+
 def test_the_example_request_is_valid_and_of_known_ids(promoted: Path, tiny: Tiny) -> None:
     router = Router(load_scorers(find_champions(ServingConfig(runs=str(promoted)))))
     request = parse_request(json.dumps(example_request(router, tiny.store)).encode())

@@ -23,6 +23,7 @@ from gem.data.fitting import Moments
 from gem.data.hashing import stable_hash64
 from gem.data.keys import KeyIndex
 from gem.data.labels import entire_space, immature, join_log
+from gem.data.sanity import count_conflicts
 from gem.data.schema import Task
 from gem.data.spec import DatasetSpec
 from gem.data.timelines import cuts, first_of_each, timeline_order
@@ -83,7 +84,8 @@ def build_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int) -> d
     keys = _sorted_unique([impressions["user"], events["user"], entities["key"]])
     ad_keys = _sorted_unique([impressions["ad"], events["ad"]])
     events, raw_events = _sorted_events(_with_codes(events, keys, ad_keys)), events.num_rows
-    rows = _distinct_impressions(_with_codes(impressions, keys, ad_keys))
+    coded = _with_codes(impressions, keys, ad_keys)
+    rows = _distinct_impressions(coded)
     user, time_ms = _np(rows["user_code"]), _np(rows["time_ms"])
     columns: dict[str, Any] = {
         "impression_id": rows["impression_id"],
@@ -113,6 +115,9 @@ def build_shard(spec: DatasetSpec, plan: ShardPlan, work: Path, shard: int) -> d
         "impressions": rows.num_rows,
         "events": events.num_rows,
         "duplicates": impressions.num_rows - rows.num_rows,
+        "conflicts": count_conflicts(
+            (_np(coded["user_code"]), _np(coded["dup"])), (_np(coded["ad_code"]), _np(coded["time_ms"]))
+        ),
         "duplicate_events": raw_events - events.num_rows,
         "duplicate_users": entities.num_rows - len(pc.unique(entities["key"])),
         "moments": _context_moments(spec, train_rows),

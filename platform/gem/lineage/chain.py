@@ -10,6 +10,7 @@ from typing import Any
 
 from gem.errors import GemError, StoreError
 from gem.lineage.bundle import BundleInfo, read_bundle
+from gem.lineage.files import relocated
 
 STAGE_FILE = "stage.json"  # written by pipelines.stage beside what a stage built
 STEPS = ("data", "features", "teacher", "student", "deployment")
@@ -30,8 +31,9 @@ class ChainRecord:
 def walk(bundle: Path, expected_hash: str | None = None, roots: Sequence[Path] = ()) -> list[ChainRecord]:
     """Records from the raw data to this bundle, oldest first. Broken links are reported, never raised.
 
-    roots: folders against which relative parent paths are tried, after the working directory. The
-    recorded hash decides whether what is found there is the parent.
+    roots: folders against which relative parent paths are tried, after the working directory, and below
+    which parents are looked for that were moved together with a root. The recorded hash decides whether
+    what is found there is the parent.
     """
     info, record = _model(bundle, expected_hash, "model")
     if info is None:
@@ -45,7 +47,7 @@ def walk(bundle: Path, expected_hash: str | None = None, roots: Sequence[Path] =
 
 
 def _find(text: str, roots: Sequence[Path]) -> Path:
-    tried = [Path(text), *(r / text for r in roots)]
+    tried = [Path(text), *(r / text for r in roots), *(relocated(text, r) for r in roots)]
     return next((p for p in tried if p.exists()), tried[0])
 
 

@@ -45,6 +45,22 @@ def finite(value: Any) -> Any:
     return value
 
 
+def relocated(path_text: str, runs: Path) -> Path:
+    """Where a recorded path lies now: the path itself if it exists, else its longest tail that exists below `runs`.
+
+    A runs folder may be moved or mounted elsewhere, the paths written in it stay. The path itself is
+    returned if nothing is found. What is found may be something else: the caller checks its hash.
+    """
+    path = Path(path_text)
+    if path.exists():
+        return path
+    parts = path.parts[1:] if path.is_absolute() else path.parts
+    if ".." in parts:
+        return path
+    tails = (runs.joinpath(*parts[i:]) for i in range(len(parts)))
+    return next((tail for tail in tails if tail.exists()), path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write readable JSON (sorted keys). Raises ValueError for NaN or infinity."""
     path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -88,7 +88,8 @@ def _known(value: float | None) -> float | None:
 
 def _check_config(config: GateConfig) -> list[str]:
     limits = (config.min_calibration, config.max_calibration, config.max_ne, config.max_ne_increase_vs_champion)
-    if any(_known(x) is None for x in limits) or config.min_calibration > config.max_calibration:
+    known = all(_known(x) is not None for x in (*limits, config.outer_calibration))
+    if not known or config.min_calibration > config.max_calibration or config.outer_calibration < 1.0:
         return [f"the gate limits make no sense: {config}"]
     return []
 
@@ -137,7 +138,8 @@ def _check_calibration(value: float | None, score: TaskScore, config: GateConfig
     """Within the bounds; or outside, but not distinguishable from 1 on so few outcomes.
 
     With 250 positives the true model itself is off by 10 % one time in ten, so a bare bound would refuse it. A
-    loop makes many such checks: the interval is widened from 95 % to 99 %, so that few of them err together.
+    loop makes many such checks: the interval is widened from 95 % to 99 %, so that few of them err together. Far off
+    is refused however few the outcomes.
     """
     if value is None:
         return False, f"calibration is unknown ({score.calibration})"
@@ -145,6 +147,8 @@ def _check_calibration(value: float | None, score: TaskScore, config: GateConfig
     text = f"calibration {value:.3f}, must be within {low:g} to {high:g}"
     if low <= value <= high:
         return True, text
+    if not 1.0 / config.outer_calibration <= value <= config.outer_calibration:
+        return False, text
     from_, to = _known(score.calibration_low), _known(score.calibration_high)
     if value > 0 and from_ is not None and to is not None and 0 < from_ <= value <= to:
         from_, to = (value * (edge / value) ** _WIDEN for edge in (from_, to))

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 from gem.errors import GemError, TrackingError
 from gem.lineage import tracking_values as values
 from gem.lineage.bundle import BundleInfo, read_bundle
-from gem.lineage.files import locked
+from gem.lineage.files import locked, relocated
 from gem.lineage.promotion import CHAMPION, ModelVersion, Promotion
 
 CHECK_SECONDS = 5.0
@@ -203,7 +203,7 @@ class Registry(Promotion):
 
             data = Dataset(name[:500], digest[: values.MAX_DIGEST], "local", source or name)
             tags = [InputTag("mlflow.data.context", context), InputTag("data_hash", digest)]
-            self._client().log_inputs(run_id, [DatasetInput(data, tags)])
+            values.once_more(lambda: self._client().log_inputs(run_id, [DatasetInput(data, tags)]))
 
         if run_id:
             self._softly("log inputs", action)
@@ -242,9 +242,6 @@ class Registry(Promotion):
         """
         info, got = read_bundle(bundle, expected_hash=bundle_hash)
         name = values.check_model_name(info.name)
-        for known in self.versions(name):
-            if known.bundle_hash == got and known.tags.get("bundle_path") == str(bundle.absolute()):
-                return known
         told = {**_lineage_tags(info, got), "dataset": dataset, "run_id": run_id, "bundle_path": str(bundle.absolute())}
         told |= {k: values.text(v) for k, v in (tags or {}).items()}
 
@@ -261,7 +258,12 @@ class Registry(Promotion):
                 client.log_artifacts(run_id, str(bundle), f"bundles/{name}")
             return client.create_model_version(name, source, run_id=run_id or None, tags=told)
 
-        return _version(self._call(f"register {name}", action))
+        with locked(self.runs / "register.lock"):  # look and make as one step: two loops may bring the same bundle
+            for known in self.versions(name):
+                place = relocated(known.tags.get("bundle_path", ""), self.runs)
+                if known.bundle_hash == got and place == bundle.absolute():
+                    return known
+            return _version(self._call(f"register {name}", action))
 
     def versions(self, name: str) -> list[ModelVersion]:
         """All versions of a model, oldest first (empty if there is none)."""
@@ -314,8 +316,9 @@ class Registry(Promotion):
         """Folder of a version's bundle on this machine, downloaded from a server if need be. Not yet verified."""
         here = [Path(version.tags["bundle_path"])] if version.tags.get("bundle_path") else []
         parsed = urlparse(version.source)
-        if parsed.scheme in ("", "file"):
+        if parsed.scheme in ("", "file"):  # it may have been moved together with the runs folder
             here.append(Path(unquote(parsed.path)))
+            here += [relocated(str(path), self.runs) for path in here]
         for path in here:
             if path.is_dir():
                 return path

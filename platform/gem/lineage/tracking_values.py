@@ -1,11 +1,11 @@
-"""What MLflow accepts: flat names, finite numbers, bounded text, database or server addresses."""
+"""What MLflow accepts: flat names, finite numbers, bounded text, one insert of a row, database or server addresses."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +55,16 @@ def pieces(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = list(items)
     for at in range(0, len(rest), size):
         yield rest[at : at + size]
+
+
+def once_more(write: Callable[[], object]) -> None:
+    """Run a write, and again if another process inserted the same row between MLflow's look and its insert."""
+    try:
+        write()
+    except Exception as e:
+        if "IntegrityError" not in str(e) and "UNIQUE constraint" not in str(e):
+            raise
+        write()  # the row is there now, MLflow finds it
 
 
 def check_model_name(name: str) -> str:

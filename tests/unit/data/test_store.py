@@ -243,7 +243,9 @@ def test_without_events_every_cut_is_zero(tmp_path: Path) -> None:
 def test_a_log_day_column_decides_over_the_time(tmp_path: Path) -> None:
     """Client clocks run late: the log's own day is the next one for shows of the last hour."""
     shown = [r | {"logged": _logged(r["at"])} for r in ROWS["shows"]]
-    spec = parse_spec(SPEC | {"impressions": SPEC["impressions"] | {"day": "logged"}})
+    conversion = SPEC["labels"]["conversion"] | {"complete": True}  # by its own day the last day is not settled
+    labels = SPEC["labels"] | {"conversion": conversion}
+    spec = parse_spec(SPEC | {"impressions": SPEC["impressions"] | {"day": "logged"}, "labels": labels})
     build(write_toy(tmp_path / "raw", ROWS | {"shows": shown}), tmp_path / "store", spec)
     seen = FeatureStore.open(tmp_path / "store").impressions()
     days = [int(seen.days[d].replace("-", "")) for d in seen.day]

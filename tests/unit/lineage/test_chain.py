@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from gem.data.store_write import manifest_hash
 from gem.lineage.bundle import Parents, save_bundle
 from gem.lineage.chain import ChainRecord, headline, walk
+from gem.lineage.files import relocated
 from pipelines.lineage_view import format_chain
 from pipelines.stage import run_stage
 from tests.unit.lineage.test_bundle import EXTRA, toy_info, toy_weights
@@ -104,6 +106,32 @@ def test_relative_parent_paths_are_found_below_the_roots(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert any(r.problem for r in walk(student, student_hash))
     assert all(not r.problem for r in walk(student, student_hash, roots=(tmp_path,)))
+
+
+def test_parents_are_found_after_their_runs_folder_was_moved(tmp_path: Path) -> None:
+    student, student_hash, _, _ = toy_chain(tmp_path / "runs" / "toy")
+    moved = (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    student = moved / student.relative_to(tmp_path / "runs")
+    assert any(r.problem for r in walk(student, student_hash))
+    records = walk(student, student_hash, roots=(moved, moved.parent))
+    assert all(not r.problem for r in records) and all(str(moved) in r.path for r in records[1:])
+    users = next(moved.glob("toy/preprocess/*/store/entities/users.parquet"))
+    users.write_bytes(b"u" * 9)
+    assert walk(student, student_hash, roots=(moved,))[1].problem, "found is not yet believed"
+
+
+def test_relocated_prefers_the_path_itself_then_the_longest_tail(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for folder in ("old/toy/store", "runs/toy/store", "runs/store"):
+        (tmp_path / folder).mkdir(parents=True)
+    old = tmp_path / "old" / "toy" / "store"
+    assert relocated(str(old), runs) == old
+    shutil.rmtree(tmp_path / "old")
+    assert relocated(str(old), runs) == runs / "toy" / "store"
+    assert relocated("toy/store", runs) == relocated("before/toy/store", runs) == runs / "toy" / "store"
+    assert relocated("other/store", runs) == runs / "store"
+    for gone in ("/no/where", "no/where", "../runs/gone/../store", "x/../store"):
+        assert relocated(gone, runs) == Path(gone)
 
 
 @pytest.mark.parametrize(

@@ -107,3 +107,9 @@ def test_calibration_outside_the_limits_needs_an_interval_without_one() -> None:
     assert any("calibration" in r for r in refusals(off(0.9, math.inf)))
     assert not refusals(off(0.98, 1.3))
     assert any("too few outcomes to tell" in r for r in decide(off(0.98, 1.3), None, CONFIG).reasons)
+
+
+def test_a_calibration_far_off_is_refused_however_few_the_outcomes() -> None:
+    for value in (1.6, 0.6):
+        wide = dataclasses.replace(GOOD, calibration=value, calibration_low=0.1, calibration_high=9.0)
+        assert any("calibration" in r for r in refusals(record(wide)))

@@ -18,6 +18,7 @@ from gem.recipes import tiny
 from pipelines.closing import history_histogram, next_commands
 from pipelines.cluster import Cluster, result_of
 from pipelines.console import Console
+from pipelines.data_stages import file_hashes
 from pipelines.loop import Loop, ended, facts, load_dataset
 from pipelines.model_stages import SHARED, student_tasks
 from pipelines.promote import promote
@@ -172,18 +173,30 @@ def test_history_histogram_counts_every_impression_once(cuts: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("dataset", "want"),
+    ("dataset", "folder", "served", "want"),
     [
-        ("generated", ["make serve", "make lineage NAME=generated-gem", "make tune"]),
-        ("kuairand", ["make serve DATASET=kuairand", "make lineage NAME=kuairand-gem",
-                      "make tune DATASET=kuairand DATA_DIR=raw"]),
+        ("generated", "", True, ["make serve", "make lineage NAME=x-gem", "make tune"]),
+        ("kuairand", "raw", True, ["make serve DATASET=kuairand", "make lineage NAME=x-gem",
+                                   "make tune DATASET=kuairand DATA_DIR=raw"]),
+        ("my shop.yaml", "raw", False, ["make lineage NAME=x-gem", "make tune DATASET='my shop.yaml' DATA_DIR=raw"]),
     ],
 )  # fmt: skip
-def test_next_commands_name_the_data_they_are_for(tmp_path: Path, dataset: str, want: list[str]) -> None:
-    data = SimpleNamespace(dataset=dataset, data_dir="raw")
-    loop: Any = SimpleNamespace(spec=SimpleNamespace(name=dataset), config=SimpleNamespace(data=data),
-                                model_name=lambda: f"{dataset}-gem")  # fmt: skip
-    assert next_commands(loop) == want
+def test_next_commands_can_be_typed(dataset: str, folder: str, served: bool, want: list[str]) -> None:
+    data = SimpleNamespace(dataset=dataset, data_dir=folder)
+    loop: Any = SimpleNamespace(config=SimpleNamespace(data=data), model_name=lambda: "x-gem")
+    assert next_commands(loop, served) == want
+
+
+def test_files_of_one_name_in_two_folders_are_two_inputs(tmp_path: Path) -> None:
+    for day in ("day=1", "day=2"):
+        (tmp_path / day).mkdir()
+        (tmp_path / day / "part.csv").write_text(day)
+    files = {"log": sorted(tmp_path.glob("day=*/part.csv"))}
+    before = file_hashes(files, tmp_path)
+    assert set(before["log"]) == {"day=1/part.csv", "day=2/part.csv"}
+    (tmp_path / "day=1" / "part.csv").write_text("changed")
+    assert file_hashes(files, tmp_path) != before
+    assert file_hashes({"log": files["log"][1:]}, tmp_path) != before
 
 
 def test_facts_of_a_stage() -> None:

@@ -237,6 +237,7 @@ def test_a_missing_feature_store_says_where_it_was_looked_for(tmp_path: Path) ->
     (tmp_path / "runs" / "generated" / "store").mkdir(parents=True)
     assert find_store("generated/store", tmp_path / "runs", "m").is_dir()
     assert find_store("runs/generated/store", tmp_path / "runs", "m").is_dir()
+    assert find_store(str(tmp_path / "before/generated/store"), tmp_path / "runs", "m").is_dir()
     with pytest.raises(BundleError, match=r'm: its feature store gone does not exist.*run "make pipeline" again'):
         find_store("gone", tmp_path / "runs", "m")
 
