@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gem.data.store import FeatureStore
+from gem.lineage.bundle import read_bundle
 from pipelines.evaluate import results_of
 from pipelines.loop import GENERATED, Loop
 from pipelines.provenance import git_commit
@@ -23,15 +25,15 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
     results = results_of(loop.done["evaluate"])
     models = {}
     for name, found in promoted.pop("models").items():
-        vertical = name != loop.model_name()
-        parents = loop.parents(store.hash)
+        # What the bundle says, not what would be true of one made now: its stage may have been skipped.
+        info, _ = read_bundle(Path(found["bundle"]), expected_hash=found["hash"])
+        made_by = "distill" if info.kind == "vertical" else "pretrain"
         models[name] = {
-            "kind": "vertical" if vertical else "foundation",
-            "group": _group(loop, name),
+            "kind": info.kind,
+            "group": info.group,
             "parents": {
-                "data": parents.data, "store": str(loop.store), "commit": parents.commit,
-                "teacher": loop.done["generate-knowledge"].record["teacher"] if vertical else "",
-                "run_id": loop.runs_of.get("distill" if vertical else "pretrain", ""),
+                "data": info.parents.data, "store": str(loop.store), "commit": info.parents.commit,
+                "teacher": info.parents.teacher, "run_id": loop.runs_of.get(made_by, ""),
             },
             **found,
             **{k: results[name][k] for k in FROM_EVALUATION},
@@ -74,8 +76,3 @@ def next_commands(loop: Loop, served: bool) -> list[str]:
     folder = f" DATA_DIR={shlex.quote(loop.config.data.data_dir)}" if loop.config.data.data_dir else ""
     serve = [f"make serve{data}"] if served else []
     return [*serve, f"make lineage NAME={loop.model_name()}", f"make tune{data}{folder}"]
-
-
-def _group(loop: Loop, name: str) -> str:
-    store_groups = FeatureStore.open(loop.store, verify=False).schema.surface_groups
-    return next((g for g in store_groups if loop.model_name(g) == name), "")

@@ -118,7 +118,7 @@ def measure(
         bayes = normalized_entropy(y, imp.true[task][at]) if task in imp.true and at.size else None
         found = measure_rows(imp.user[at], y, p[at, k], num_bootstrap=num_bootstrap)
         base = float(y.mean()) if at.size else None
-        return task_summary(int(at.size), base, found, _value(bayes))
+        return task_summary(int(at.size), base, found, bayes.value if bayes else None)
 
     for k, task in enumerate(schema.tasks):
         out["tasks"][task.name] = block(is_test, k, NUM_BOOTSTRAP)
@@ -186,10 +186,6 @@ def _resolve(ray: Any, pending: tuple[Any, str]) -> tuple[dict[str, Any] | None,
         return ray.get(future)["gate"], ""
     except ray.exceptions.RayTaskError as error:
         return None, f"the champion cannot be scored on these rows: {error.cause}"
-
-
-def _value(metric: Any) -> float | None:
-    return metric.value if hasattr(metric, "value") else metric
 
 
 def _headline(result: dict[str, Any]) -> str:
