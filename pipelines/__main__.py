@@ -17,11 +17,17 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status (0, 1 = a GemError was printed, 130 = interrupted)."""
+    """Entry point; returns the exit status (0, 1 = a GemError was printed, 2 = found by `check`, 130 = interrupted)."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "lineage":
             return _lineage(args.model, Path(args.runs))
+        if args.command == "check":
+            from pipelines.check.command import check
+
+            return check(_config(args), Path(args.runs), Path(args.out) if args.out else None)
+        if args.command == "forget":
+            return _forget(args.users, args.dataset, Path(args.runs))
         from pipelines.run import run
 
         run(_config(args), last="promote" if args.command == "run" else args.command, runs=Path(args.runs))
@@ -48,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("run", parents=[common, stages], help="the whole loop, with summary and report")
     for name in RUNNABLE:
         commands.add_parser(name, parents=[common, stages], help=f"the loop up to {name}")
+    check = commands.add_parser("check", parents=[common], help="what is wrong with a data set, before any training")
+    check.add_argument("dataset", metavar="SPEC", help="a data set known by name, or a spec file")
+    check.add_argument("--data-dir", help="folder of its raw files")
+    check.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a config field")
+    check.add_argument("--out", help="folder of the page and findings.json (default: <runs>/<data set>/check)")
+    check.set_defaults(recipe="default")
+    forget = commands.add_parser("forget", parents=[common], help="delete users from all stores of a data set")
+    forget.add_argument("users", nargs="+", metavar="USER", help="user ids as they stand in the raw data")
+    forget.add_argument("--dataset", required=True, help="name of the data set")
     lineage = commands.add_parser("lineage", parents=[common], help="where a served model comes from")
     lineage.add_argument("model", help="registered name, such as generated-gem")
     return parser
@@ -57,6 +72,13 @@ def _config(args: argparse.Namespace) -> RunConfig:
     overrides = [f"data.dataset={args.dataset}"] if args.dataset else []
     overrides += [f"data.data_dir={args.data_dir}"] if args.data_dir else []
     return apply_overrides(recipe(args.recipe), [*overrides, *args.set])
+
+
+def _forget(users: Sequence[str], dataset: str, runs: Path) -> int:
+    from pipelines.forget import forget, report
+
+    print(report(forget(dataset, users, runs), len(set(users))))
+    return 0
 
 
 def _lineage(model: str, runs: Path) -> int:

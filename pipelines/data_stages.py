@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 from gem.data.canonical import check_spec, resolve_files
-from gem.lineage.files import sha256_file
 from pipelines.console import Stage
 from pipelines.loop import DATA_CODE, GENERATED, Loop, code_key, plain, progress_line
-from pipelines.stage import StageResult
+from pipelines.stage import KEY_CHARS, StageResult, stage_key
+from pipelines.windows import file_hashes, find_parent, key_part, read_forgotten
 
 GENERATOR_CODE = ("platform/gem/data", "platform/gem/config.py")
+WORK = ".work-"  # pieces of a store that is being built, by its key
+ABANDONED_S = 7 * 86_400
 
 
 def generate(loop: Loop) -> StageResult:
@@ -33,29 +36,41 @@ def generate(loop: Loop) -> StageResult:
 
 
 def preprocess(loop: Loop) -> StageResult:
-    """Raw tables to a feature store (timelines, cuts, encoded entities)."""
+    """Raw tables to a feature store (timelines, cuts, encoded entities).
+
+    New files are added to the last store that holds all the others. An interrupted build goes on where it stopped.
+    """
+    from pipelines.preprocess import Base
     from pipelines.preprocess import preprocess as build_store
 
     files = resolve_files(loop.spec, loop.data_dir)
     check_spec(loop.spec, files)  # contradictions are said before any work
-    inputs = file_hashes(files, loop.data_dir)
+    home = loop.root / "preprocess"
+    forgotten = read_forgotten(loop.root)
     settings = {k: v for k, v in plain(loop.config.data).items() if k not in ("dataset", "data_dir", "world")}
+    parts: dict[str, Any] = {
+        "spec": loop.spec.model_dump(mode="json"), "files": file_hashes(files, loop.runs), "settings": settings,
+        "code": code_key(DATA_CODE), "forgotten": key_part(forgotten),
+    }  # fmt: skip
+    work = home / f"{WORK}{stage_key('preprocess', parts)[:KEY_CHARS]}"
 
     def build(out: Path, stage: Stage) -> dict[str, Any]:
-        loop.cluster.ray()
-        return build_store(loop.config, loop.spec, loop.data_dir, out, progress_line(loop.console, ""))
+        base = Base(find_parent(home, parts, loop.spec), parts["files"], forgotten, work)
+        say = progress_line(loop.console, "")
+        if base.parent:
+            say(f"adding to the store {base.parent.name}")
+        return build_store(loop.config, loop.spec, loop.data_dir, out, say, base, loop.cluster.ray)
 
-    parts = {
-        "spec": loop.spec.model_dump(mode="json"), "files": inputs, "settings": settings, "code": code_key(DATA_CODE),
-    }  # fmt: skip
-    return loop.stage("preprocess", parts, build)
+    result = loop.stage("preprocess", parts, build)
+    _sweep(home, work)
+    return result
 
 
-def file_hashes(files: Mapping[str, Sequence[Path]], data_dir: Path) -> dict[str, dict[str, str]]:
-    """Table -> path below the data folder -> sha256: what the raw inputs of a stage are."""
-    return {
-        table: {f.relative_to(data_dir).as_posix(): sha256_file(f) for f in found} for table, found in files.items()
-    }
+def _sweep(home: Path, own: Path) -> None:
+    """Remove pieces that nobody came back for."""
+    for left in home.glob(f"{WORK}*"):
+        if left != own and time.time() - left.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def needs_world(loop: Loop) -> bool:

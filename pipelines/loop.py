@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.config import RunConfig
+from gem.data.sources import is_uri
 from gem.data.spec import DatasetSpec, load_spec
 from gem.errors import ConfigError, suggest
 from gem.lineage.bundle import Parents
@@ -32,7 +33,7 @@ class Loop:
 
     config: RunConfig
     spec: DatasetSpec
-    data_dir: Path
+    data_dir: Path | str  # a folder or a URI
     runs: Path
     console: Console
     cluster: Cluster
@@ -129,7 +130,7 @@ def progress_line(console: Console, label: str) -> Callable[[str], None]:
     return say
 
 
-def load_dataset(config: RunConfig) -> tuple[DatasetSpec, Path | None]:
+def load_dataset(config: RunConfig) -> tuple[DatasetSpec, Path | str | None]:
     """The spec named by the config (a name under pipelines/datasets, or a file) and the raw data folder.
 
     Raises ConfigError for an unknown name, or when a data folder is missing.
@@ -147,6 +148,8 @@ def load_dataset(config: RunConfig) -> tuple[DatasetSpec, Path | None]:
         return spec, None
     if not config.data.data_dir:
         raise ConfigError(f"data set {spec.name}: say where its files are: DATA_DIR=folder (or --data-dir folder)")
+    if is_uri(config.data.data_dir):
+        return spec, config.data.data_dir
     folder = Path(config.data.data_dir)
     if not folder.is_dir():
         raise ConfigError(

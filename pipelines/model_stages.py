@@ -119,6 +119,8 @@ def _close(out: Path, group: WorkerGroup, results: Mapping[str, Any]) -> dict[st
     records = {name: r["record"] for name, r in results.items()}
     rows = sum(r["train_rows"] for r in records.values())
     seconds = sum(r["train_seconds"] for r in records.values())
+    waited = max(r["data_wait_share"] for r in records.values())
+    fullest = max(r["tokens_max_over_mean"] for r in records.values())
     return {
         "rows_in": rows,
         "rows_out": rows,
@@ -126,5 +128,8 @@ def _close(out: Path, group: WorkerGroup, results: Mapping[str, Any]) -> dict[st
         "bundles": {name: r["hash"] for name, r in results.items() if "hash" in r},
         "train": records,
         "rows_per_s": round(sum(r["train_rows"] for r in records.values()) / max(seconds, 1e-9), 1),
-        "data_wait_share": max(r["data_wait_share"] for r in records.values()),
+        "data_wait_share": waited,
+        "tokens_max_over_mean": fullest,
+        "tokens_max_over_mean_worst": max(r["tokens_max_over_mean_worst"] for r in records.values()),
+        "headline": f"waited {waited:.1%} for data, tokens max/mean {fullest:.2f}",
     }

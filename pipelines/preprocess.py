@@ -1,78 +1,200 @@
 """Stage 1: raw tables to a feature store, on Ray Data. All work on rows lives in `gem.data`; this distributes it.
 
-files  -> cut_file    (one task per file)    checked rows, in fragments by user shard
-       -> build_shard (one task per shard)   duplicates, timelines, cuts, labels, counts
-driver -> fit_store                          encoder on training days, entity tables
-       -> encode_shard (one task per shard)  day partitions
-driver -> finish_store                       quarantine files and the manifest, last
+files  -> cut_file      (one task per part of a file)  checked rows, in pieces by user shard
+       -> collect_shard (one task per shard)           duplicates, order, counts
+driver -> fit_window                                   users and ads numbered, encoder fitted or grown, entity tables
+       -> merge_shard   (one task per shard)           cuts, labels, day partitions
+driver -> finish_store                                 quarantine files and the manifest, last
+
+A window of new files is added to the store before, whose files are linked, so that the cost follows the window. The
+pieces of the first two passes stay where they are when a run is stopped: run again, it goes on behind them.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gem import errors
 from gem.config import RunConfig
-from gem.data import quarantine
-from gem.data.assemble import finish_store, fit_store, plan_shards
+from gem.data import quarantine, store_write
+from gem.data.assemble import RebuildNeeded, finish_store, plan_window
 from gem.data.canonical import check_spec, resolve_files
-from gem.data.fragments import FileJob, cut_file, plan_files
+from gem.data.clock import Limits
+from gem.data.collect import collect_shard
+from gem.data.contract import check_partitions, check_sums
+from gem.data.entities import fit_window
+from gem.data.forgotten import Forgotten
+from gem.data.fragments import CutSettings, FileJob, cut_file, plan_files
+from gem.data.merge import merge_shard
+from gem.data.pieces import Places
 from gem.data.sanity import check_distinct, check_settled
-from gem.data.shards import ShardPlan, build_shard, encode_shard
+from gem.data.shard_plan import ShardPlan
+from gem.data.sources import DataFolder, RawFile, sha256
 from gem.data.spec import DatasetSpec, parse_spec
 
 Progress = Callable[[str], None]
-Distribute = Callable[[str, Callable[[dict[str, Any]], dict[str, Any]], Sequence[dict[str, Any]]], list[dict[str, Any]]]
-WORK = ".fragments"
-_RECORDED = ("rows", "days", "missing_days", "split", "vocab", "repairs", "world", "num_shards")
+Task = dict[str, Any]
+Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
+Files = Mapping[str, Sequence[RawFile]]
+Hashes = Mapping[str, Mapping[str, str]]
+WORK = ".pieces"
+BYTES_PER_SHARD = 48 << 20  # of raw files
+MIN_SHARDS, MAX_SHARDS = 4, 1024
+SMALL_WINDOW = 128 << 20  # bytes of new files that are added in this process: Ray would take longer to start
+_RECORDED = (
+    "rows", "days", "missing_days", "split", "vocab", "vocabulary_version", "repairs", "world", "num_shards",
+    "hot_users",
+)  # fmt: skip
 
 
-def preprocess(config: RunConfig, spec: DatasetSpec, data_dir: Path, out: Path, progress: Progress) -> dict[str, Any]:
-    """Build the feature store in `out` and return the stage record. Ray must be initialised.
+@dataclass(frozen=True)
+class Base:
+    """What a store is built on.
 
+    parent: the store before, whose raw files are all still there. hashes: table -> relative path -> sha256 of all raw
+    files, if known. work: folder for the pieces; kept when the build is stopped.
+    """
+
+    parent: Path | None = None
+    hashes: Hashes | None = None
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    work: Path | None = None
+
+
+def preprocess(
+    config: RunConfig,
+    spec: DatasetSpec,
+    data_dir: str | Path,
+    out: Path,
+    progress: Progress,
+    base: Base | None = None,
+    start_ray: Callable[[], Any] | None = None,
+) -> dict[str, Any]:
+    """Build the feature store in `out` and return the stage record.
+
+    Ray must be initialised, or `start_ray` do it; a small window that is added to a store does without.
     Raises SpecError (spec and files disagree) and DataError (unusable files, no split, too much in quarantine).
     """
-    return build_store(config, spec, (data_dir, out), progress, on_ray_data)
+    base = base or Base()
+    small = base.parent is not None and sum(f.size for f in new_files(spec, data_dir, base)) <= SMALL_WINDOW
+    if not small and start_ray is not None:
+        start_ray()
+    return build_store(config, spec, (data_dir, out), progress, in_threads if small else on_ray_data, base)
+
+
+def new_files(spec: DatasetSpec, data_dir: str | Path, base: Base) -> list[RawFile]:
+    """Raw files that the parent store does not hold."""
+    known = store_write.read_manifest(base.parent)["inputs"] if base.parent else {}
+    files = resolve_files(spec, data_dir)
+    return [f for t, found in _without(files, known, base.hashes).items() for f in found]
 
 
 def build_store(
-    config: RunConfig, spec: DatasetSpec, paths: tuple[Path, Path], progress: Progress, distribute: Distribute
+    config: RunConfig,
+    spec: DatasetSpec,
+    paths: tuple[str | Path, Path],
+    progress: Progress,
+    distribute: Distribute,
+    base: Base | None = None,
 ) -> dict[str, Any]:
     """`preprocess` with another way to run tasks; `paths` is (data_dir, out)."""
+    base = base or Base()
     data_dir, out = paths[0], paths[1].resolve()
     files = resolve_files(spec, data_dir)
     check_spec(spec, files)
-    work = out / WORK
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    shared = {"spec": spec.model_dump(mode="json"), "work": str(work), "root": str(data_dir)}
-    num_shards = config.data.num_shards
+    check_partitions(spec, files, config.data.allow_missing_days)
+    hashes = base.hashes or {t: {f.relative: sha256(f) for f in found} for t, found in files.items()}
+    check_sums(DataFolder(data_dir), {path: sha for found in hashes.values() for path, sha in found.items()})
+    try:
+        return _build(config, spec, (files, hashes), out, (progress, distribute), base)
+    except RebuildNeeded as reason:
+        progress(f"building anew: {reason}")
+        shutil.rmtree(out)
+        shutil.rmtree(base.work or out / WORK, ignore_errors=True)
+        return _build(config, spec, (files, hashes), out, (progress, distribute), replace(base, parent=None))
 
-    jobs = plan_files(spec, files)
-    progress(f"reading {len(jobs)} files of {len({j.table for j in jobs})} tables")
-    first = distribute("read", partial(_cut, shared, num_shards), [j.to_dict() for j in jobs])
-    quarantine.check(first, config.data.max_quarantine_share, work, out.parent.parent)
-    plan, split, _ = plan_shards(config.data, first)
+
+def _build(
+    config: RunConfig,
+    spec: DatasetSpec,
+    inputs: tuple[Files, Hashes],
+    out: Path,
+    run: tuple[Progress, Distribute],
+    base: Base,
+) -> dict[str, Any]:
+    files, hashes = inputs
+    parent = store_write.read_manifest(base.parent) if base.parent else None
+    fresh = _without(files, parent["inputs"] if parent else {}, hashes)
+    work = base.work or out / WORK
+    work.mkdir(parents=True, exist_ok=True)
+    if parent and base.parent:
+        store_write.link_files(base.parent, out, parent["files"])
+    shared = {"spec": spec.model_dump(mode="json"), "store": str(out), "work": str(work)}
+    fitted, passes, about = _run_passes(config, spec, (fresh, parent), shared, run, base.forgotten)
+    new = {t: {f.relative: hashes[t][f.relative] for f in found} for t, found in fresh.items()}
+    manifest, digest = finish_store(spec, Places(out, work), fitted, passes, (*about, new, parent))
+    shutil.rmtree(work)
+    return _record(manifest, digest)
+
+
+def _run_passes(
+    config: RunConfig,
+    spec: DatasetSpec,
+    data: tuple[Files, Mapping[str, Any] | None],
+    shared: dict[str, Any],
+    run: tuple[Progress, Distribute],
+    forgotten: Forgotten,
+) -> tuple[Any, Any, Any]:
+    """(fitted, (records of first and second pass, partition entries), (plan, split))."""
+    (fresh, parent), (progress, distribute) = data, run
+    places = Places(Path(shared["store"]), Path(shared["work"]))
+    num_shards = int(parent["num_shards"]) if parent else _num_shards(config, fresh)
+    limits = Limits(max_skew_ms=int(config.data.max_clock_skew_s * 1000), now_ms=int(time.time() * 1000))
+    cut = {"num_shards": num_shards, "limits": asdict(limits), "forgotten": forgotten.to_dict()}
+    jobs = plan_files(spec, fresh)
+    progress(f"reading {len({j.file.uri for j in jobs})} files of {len({j.table for j in jobs})} tables")
+    first = _resumable(distribute, places.work)("read", partial(_cut, shared, cut), [j.to_dict() for j in jobs])
+    quarantine.check(first, config.data.max_quarantine_share, places.work, places.store.parent.parent)
+    plan, split = plan_window(spec, config.data, first, parent, num_shards)
     check_settled(spec, split, plan.log_end_ms)
     shared["plan"] = plan.to_dict()
 
-    progress(f"building timelines of {num_shards} user shards; test day {split.test_day}")
-    second = distribute("build", partial(_build, shared), [{"shard": s} for s in range(num_shards)])
+    progress(f"sorting {num_shards} user shards; test day {split.test_day}")
+    tasks: list[Task] = [{"shard": s} for s in range(num_shards)]
+    second = _resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
     check_distinct(spec, second)
-    progress(f"fitting vocabularies on {len(split.train_days)} training days")
-    fitted = fit_store(spec, plan, work, second)
+    progress(f"{'growing' if parent else 'fitting'} vocabularies on {len(split.train_days)} training days")
+    fitted = fit_window(spec, plan, places, second)
     progress(f"writing partitions of {fitted.num_users} users and {fitted.num_ads} ads")
-    tasks = [{"shard": s, "first_user": u} for s, u in enumerate(fitted.first_user)]
-    third = distribute("encode", partial(_encode, shared), tasks)
+    tasks = [{"shard": s, "first_new": u} for s, u in enumerate(fitted.first_new)]
+    third = distribute("merge", partial(_merge, shared), tasks)
     partitions = {path: entry for files_of_shard in third for path, entry in files_of_shard.items()}
-    manifest, digest = finish_store(spec, work, fitted, (first, second, partitions), split)
-    shutil.rmtree(work)
-    return _record(manifest, digest)
+    return fitted, (first, second, partitions), (plan, split)
+
+
+def _num_shards(config: RunConfig, files: Files) -> int:
+    if config.data.num_shards:
+        return config.data.num_shards
+    size = sum(f.size for found in files.values() for f in found)
+    return min(MAX_SHARDS, max(MIN_SHARDS, -(-size // BYTES_PER_SHARD)))
+
+
+def _without(files: Files, known: Hashes, hashes: Hashes | None) -> dict[str, list[RawFile]]:
+    """Files that are not among the known ones, by path and content."""
+
+    def is_known(table: str, file: RawFile) -> bool:
+        have = known.get(table, {}).get(file.relative)
+        return have is not None and (hashes is None or hashes[table][file.relative] == have)
+
+    return {t: [f for f in found if not is_known(t, f)] for t, found in files.items()}
 
 
 def _record(manifest: dict[str, Any], digest: str) -> dict[str, Any]:
@@ -85,36 +207,66 @@ def _record(manifest: dict[str, Any], digest: str) -> dict[str, Any]:
         "quarantined": sum(n for table in reasons.values() for n in table.values()),
         "quarantine_reasons": reasons,
         "duplicates": manifest["duplicates"],
+        "windows": len(manifest["windows"]),
         "store_hash": digest,
         **{k: manifest[k] for k in _RECORDED},
     }
 
 
-def _cut(shared: dict[str, Any], num_shards: int, task: dict[str, Any]) -> dict[str, Any]:
-    spec = parse_spec(shared["spec"])
-    return cut_file(spec, FileJob.from_dict(task), Path(shared["root"]), Path(shared["work"]), num_shards)
+def _places(shared: dict[str, Any]) -> Places:
+    return Places(Path(shared["store"]), Path(shared["work"]))
 
 
-def _build(shared: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+def _cut(shared: dict[str, Any], cut: dict[str, Any], task: Task) -> Task:
+    settings = CutSettings(cut["num_shards"], Limits(**cut["limits"]), Forgotten.from_dict(cut["forgotten"]))
+    return cut_file(parse_spec(shared["spec"]), FileJob.from_dict(task), Path(shared["work"]), settings)
+
+
+def _collect(shared: dict[str, Any], task: Task) -> Task:
     plan = ShardPlan.from_dict(shared["plan"])
-    return build_shard(parse_spec(shared["spec"]), plan, Path(shared["work"]), task["shard"])
+    return collect_shard(parse_spec(shared["spec"]), plan, _places(shared), task["shard"])
 
 
-def _encode(shared: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+def _merge(shared: dict[str, Any], task: Task) -> Task:
     plan = ShardPlan.from_dict(shared["plan"])
-    return encode_shard(parse_spec(shared["spec"]), plan, Path(shared["work"]), task["shard"], task["first_user"])
+    return merge_shard(parse_spec(shared["spec"]), plan, _places(shared), task["shard"], task["first_new"])
 
 
-def in_process(
-    name: str, function: Callable[[dict[str, Any]], dict[str, Any]], tasks: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _resumable(distribute: Distribute, work: Path) -> Distribute:
+    """Run only the tasks that have no result under `work`/done yet."""
+
+    def run(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
+        done = work / "done"
+        done.mkdir(exist_ok=True)
+        files = [done / f"{name}-{i:05d}.json" for i in range(len(tasks))]
+        left = [i for i, file in enumerate(files) if not file.is_file()]
+        distribute(name, partial(_noted, function), [{"task": tasks[i], "done": str(files[i])} for i in left])
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    return run
+
+
+def _noted(function: Callable[[Task], Task], task: Task) -> Task:
+    result = function(task["task"])
+    path = Path(task["done"])
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(result), encoding="utf-8")
+    beside.replace(path)
+    return {}
+
+
+def in_process(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
     """Run the tasks one after the other in this process (debugging, tests)."""
     return [function(task) for task in tasks]
 
 
-def on_ray_data(
-    name: str, function: Callable[[dict[str, Any]], dict[str, Any]], tasks: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def in_threads(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
+    """Run the tasks in threads of this process: Arrow and NumPy let go of the interpreter where the time goes."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(function, tasks))
+
+
+def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
     """Run the tasks on Ray Data, one block each, and return their results in task order.
 
     A GemError of a task comes back as that error, not wrapped in Ray's.
@@ -139,7 +291,7 @@ def on_ray_data(
     return [json.loads(a["result"]) for a in answers]
 
 
-def _guarded(function: Callable[[dict[str, Any]], dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+def _guarded(function: Callable[[Task], Task], row: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"at": row["at"], "error": "", "result": json.dumps(function(json.loads(row["task"])))}
     except errors.GemError as e:

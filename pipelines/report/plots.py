@@ -36,18 +36,18 @@ def calibration_curves(models: Mapping[str, Any], task: str) -> str:
             curves[name] = sorted(points)
     if not curves:
         return ""
-    fig, ax = _axes(3.6 + 0.17 * math.ceil(len(curves) / 2))
+    fig, ax = axes(3.6 + 0.17 * math.ceil(len(curves) / 2))
     flat = [v for points in curves.values() for point in points for v in point]
     low, high = min(flat) / 1.3, max(flat) * 1.3
     ax.plot([low, high], [low, high], color=SOFT, linestyle="--", linewidth=1)
     for i, (name, points) in enumerate(curves.items()):
         p, y = zip(*points, strict=True)
-        ax.plot(p, y, marker="o", markersize=3.2, linewidth=1.4, color=_color(i), label=_label(name))
+        ax.plot(p, y, marker="o", markersize=3.2, linewidth=1.4, color=series_color(i), label=short_label(name))
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set(xlabel="mean prediction", ylabel="observed rate")
     _decades(ax, low, high)
-    _legend(fig, len(curves))
-    return _svg(fig, f"cal-{task}", f"Calibration of {task}: observed against predicted rate")
+    legend(fig, len(curves))
+    return to_svg(fig, f"cal-{task}", f"Calibration of {task}: observed against predicted rate")
 
 
 def ne_by_surface(models: Mapping[str, Any], task: str) -> str:
@@ -56,23 +56,23 @@ def ne_by_surface(models: Mapping[str, Any], task: str) -> str:
     if not rows:
         return ""
     order = list(models)
-    fig, ax = _axes(1.15 + 0.27 * len(rows))
+    fig, ax = axes(1.15 + 0.27 * len(rows))
     ax.axvline(1.0, color=SOFT, linestyle="--", linewidth=1)
     labels = []
     for y, (surface, name, values) in enumerate(rows):
-        color = _color(order.index(name))
+        color = series_color(order.index(name))
         ne = values["ne"]
         _interval(ax, ne["value"], ne["low"], ne["high"], y, color)
         if values["bayes_ne"] is not None:
             ax.plot([values["bayes_ne"]], [y], marker="|", markersize=11, markeredgewidth=2, color=GOOD)
         first = y == 0 or rows[y - 1][0] != surface
-        labels.append(f"{_label(surface, 18)} · {_label(name, 16)}" if first else _label(name, 16))
+        labels.append(f"{short_label(surface, 18)} · {short_label(name, 16)}" if first else short_label(name, 16))
         if first and y:
             ax.axhline(y - 0.5, color=GRID, linewidth=0.8)
     ax.set_yticks(range(len(rows)), labels)
     ax.set(xlabel="NE (lower is better)", ylim=(len(rows) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
-    return _svg(fig, f"surface-{task}", f"Normalized entropy of {task} by surface")
+    return to_svg(fig, f"surface-{task}", f"Normalized entropy of {task} by surface")
 
 
 def ne_by_day(models: Mapping[str, Any], task: str) -> str:
@@ -86,18 +86,18 @@ def ne_by_day(models: Mapping[str, Any], task: str) -> str:
     days = sorted({day for found in lines.values() for day in found})[-MAX_DAYS:]
     if not days:
         return ""
-    fig, ax = _axes(2.5 + 0.17 * math.ceil(len(lines) / 2))
+    fig, ax = axes(2.5 + 0.17 * math.ceil(len(lines) / 2))
     ax.axhline(1.0, color=SOFT, linestyle="--", linewidth=1)
     for i, name in enumerate(models):
         points = [(x, lines[name][d]) for x, d in enumerate(days) if d in lines.get(name, {})]
         if points:
             x, y = zip(*points, strict=True)
-            ax.plot(x, y, marker="o", markersize=3.5, linewidth=1.4, color=_color(i), label=_label(name))
+            ax.plot(x, y, marker="o", markersize=3.5, linewidth=1.4, color=series_color(i), label=short_label(name))
     every = math.ceil(len(days) / 6)
-    ax.set_xticks(range(0, len(days), every), [_label(d[5:] or d) for d in days[::every]])
+    ax.set_xticks(range(0, len(days), every), [short_label(d[5:] or d) for d in days[::every]])
     ax.set(ylabel="NE", xlim=(-0.5, len(days) - 0.5))
-    _legend(fig, len(lines))
-    return _svg(fig, f"day-{task}", f"Normalized entropy of {task} by day")
+    legend(fig, len(lines))
+    return to_svg(fig, f"day-{task}", f"Normalized entropy of {task} by day")
 
 
 def history_histogram(histogram: Mapping[str, Any]) -> str:
@@ -105,15 +105,15 @@ def history_histogram(histogram: Mapping[str, Any]) -> str:
     edges, counts = histogram["edges"], histogram["counts"]
     if not counts or not sum(counts):
         return ""
-    fig, ax = _axes(2.5)
+    fig, ax = axes(2.5)
     ax.bar(range(len(counts)), counts, width=0.86, color=SERIES[0])
     names = [_range(a, b) for a, b in pairwise(edges)]
     every = math.ceil(len(names) / 8)
     ax.set_xticks(range(0, len(names), every), names[::every])
-    ax.yaxis.set_major_formatter(lambda value, _: _thousands(value))
+    ax.yaxis.set_major_formatter(lambda value, _: thousands(value))
     ax.set(xlabel="events known before the impression", ylabel="impressions")
     ax.grid(axis="x", visible=False)
-    return _svg(fig, "history", "Histogram of history lengths")
+    return to_svg(fig, "history", "Histogram of history lengths")
 
 
 def stage_times(stages: Mapping[str, Any]) -> str:
@@ -121,16 +121,16 @@ def stage_times(stages: Mapping[str, Any]) -> str:
     if not stages:
         return ""
     names, seconds = list(stages), [stage["seconds"] for stage in stages.values()]
-    fig, ax = _axes(0.75 + 0.3 * len(names))
+    fig, ax = axes(0.75 + 0.3 * len(names))
     ax.barh(range(len(names)), seconds, height=0.62, color=SERIES[0])
     room = max([*seconds, 1e-9])
     for y, (name, value) in enumerate(zip(names, seconds, strict=True)):
         text = "skipped" if stages[name]["skipped"] else duration(value)
         ax.text(value + room * 0.015, y, text, va="center", ha="left", color=INK, fontsize=9)
-    ax.set_yticks(range(len(names)), [_label(name, 24) for name in names])
+    ax.set_yticks(range(len(names)), [short_label(name, 24) for name in names])
     ax.set(xlabel="seconds", ylim=(len(names) - 0.4, -0.6), xlim=(0, room * 1.22))
     ax.grid(axis="y", visible=False)
-    return _svg(fig, "stages", "Time per stage")
+    return to_svg(fig, "stages", "Time per stage")
 
 
 def _surface_rows(models: Mapping[str, Any], task: str) -> list[tuple[str, str, Any]]:
@@ -150,7 +150,8 @@ def _interval(ax: Any, value: float, low: float | None, high: float | None, y: f
     ax.plot([value], [y], marker="o", markersize=5.5, color=color, markeredgecolor=CARD, markeredgewidth=0.8)
 
 
-def _axes(height_in: float) -> tuple[Any, Any]:
+def axes(height_in: float) -> tuple[Any, Any]:
+    """A figure and its axes in the report's look."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -182,7 +183,8 @@ def _decades(ax: Any, low: float, high: float) -> None:
         axis.set_minor_locator(FixedLocator([]))
 
 
-def _legend(fig: Any, num: int) -> None:
+def legend(fig: Any, num: int) -> None:
+    """A legend of `num` entries below the picture."""
     fig.legend(
         loc="outside lower center",
         ncols=min(2, num),
@@ -194,7 +196,7 @@ def _legend(fig: Any, num: int) -> None:
     )
 
 
-def _svg(fig: Any, name: str, title: str) -> str:
+def to_svg(fig: Any, name: str, title: str) -> str:
     """The figure as inline SVG without outside references; ids get the prefix `name`."""
     import matplotlib
 
@@ -218,23 +220,25 @@ def _svg(fig: Any, name: str, title: str) -> str:
     return re.sub(r"\n\s*", "\n", svg)
 
 
-def _label(text: str, width: int = 24) -> str:
+def short_label(text: str, width: int = 24) -> str:
     """A name for matplotlib: short, no `$` (would start mathematics), no leading `_` (would hide it)."""
     text = clip(text, width).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
-def _color(index: int) -> str:
+def series_color(index: int) -> str:
+    """Colour of the series at a position."""
     return SERIES[index % NUM_SERIES]
 
 
 def _range(low: float, high: float) -> str:
     if math.isinf(high):
-        return f"{_thousands(low)}+"
-    return _thousands(low) if high - low <= 1 else f"{_thousands(low)}–{_thousands(high - 1)}"
+        return f"{thousands(low)}+"
+    return thousands(low) if high - low <= 1 else f"{thousands(low)}–{thousands(high - 1)}"
 
 
-def _thousands(value: float) -> str:
+def thousands(value: float) -> str:
+    """A count as an axis shows it: 950, 12k, 3.4M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= max(size, 1e4):
             return f"{value / size:.3g}{unit}"

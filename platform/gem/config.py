@@ -36,8 +36,12 @@ class DataConfig:
     data_dir: str = ""  # folder of the raw tables; empty only for `generated`
     test_day: str = ""  # YYYY-MM-DD; empty = last day in the log
     validation_day: str = ""  # empty = the day before the test day
-    num_shards: int = 4  # user-hash shards
+    num_shards: int = 0  # user-hash shards; 0 = by the number of rows
     max_quarantine_share: float = 0.05  # of the rows of a table; above it the run stops
+    incremental: bool = True  # add new files to the last finished store instead of building it anew
+    allow_missing_days: bool = False  # a gap between the day partitions of a table is accepted
+    max_clock_skew_s: float = 300.0  # events this far ahead of their partition's day (or of now) are moved back
+    max_rows_per_user_day: int = 10_000  # events, and impressions, of one user on one day; later ones are dropped
     world: WorldConfig = field(default_factory=WorldConfig)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 
@@ -20,23 +21,22 @@ from gem.data.canonical import (
     read_impressions,
     resolve_files,
 )
-from gem.data.spec import load_spec, parse_spec
+from gem.data.spec import (
+    DatasetSpec,
+    EntitySpec,
+    EventSource,
+    FeatureSpec,
+    ImpressionSpec,
+    LabelSpec,
+    RowTime,
+    SurfaceSpec,
+    TableSpec,
+    load_spec,
+    parse_spec,
+)
 from gem.errors import SpecError
-
-NOON = 1_651_377_600_000  # 2022-05-01T12:00 in Beijing
-LOG = (
-    "user_id,video_id,date,hourmin,time_ms,is_click,is_like,is_follow,is_comment,is_forward,is_hate,long_view,"
-    "play_time_ms,duration_ms,profile_stay_time,comment_stay_time,is_profile_enter,is_rand,tab"
-)
-USER = (
-    "user_id,user_active_degree,is_lowactive_period,is_live_streamer,is_video_author,follow_user_num,"
-    "follow_user_num_range,fans_user_num,fans_user_num_range,friend_user_num,friend_user_num_range,register_days,"
-    "register_days_range," + ",".join(f"onehot_feat{i}" for i in range(18))
-)
-VIDEO = (
-    "video_id,author_id,video_type,upload_dt,upload_type,visible_status,video_duration,server_width,server_height,"
-    "music_id,music_type,tag"
-)
+from tests.contract.dataset_rows import KUAIRAND_LOG, KUAIRAND_USER, KUAIRAND_VIDEO
+from tests.contract.dataset_rows import KUAIRAND_NOON as NOON
 
 
 def spec_of(root, name):
@@ -51,26 +51,85 @@ def release(tmp_path):
         f"1,20,20220501,1200,{NOON},1,0,0,0,0,0,1,9000,12000,0,0,0,0,1",
         f"2,21,20220501,1201,{NOON + 60_000},0,1,0,0,0,0,0,0,8000,0,0,1,0,4",
     ]
-    (tmp_path / "log_standard_4_22_to_5_08_pure.csv").write_text("\n".join([LOG, *rows]) + "\n")
+    (tmp_path / "log_standard_4_22_to_5_08_pure.csv").write_text("\n".join([KUAIRAND_LOG, *rows]) + "\n")
     (tmp_path / "log_random_4_22_to_5_08_pure.csv").write_text("not read")
     user = '1,full_active,0,1,-124,514,500+,150,"[100,1k)",3,"[1,5)",799,730+,' + ",".join(
         ["1"] * 4 + ["2.0"] + [""] * 13
     )
-    (tmp_path / "user_features_pure.csv").write_text(f"{USER}\n{user}\n")
+    (tmp_path / "user_features_pure.csv").write_text(f"{KUAIRAND_USER}\n{user}\n")
     videos = ['20,7349781,NORMAL,2022-04-10,LongImport,0.0,,720.0,1280.0,9155697141,9.0,"39,2"']
     videos += ["21,7,AD,2022-04-09,Kmovie,0.0,8000.0,,,5,,"]
-    (tmp_path / "video_features_basic_pure.csv").write_text("\n".join([VIDEO, *videos]) + "\n")
+    (tmp_path / "video_features_basic_pure.csv").write_text("\n".join([KUAIRAND_VIDEO, *videos]) + "\n")
     return tmp_path
 
 
 def test_every_committed_spec_parses_and_says_where_it_is_from(repo_root):
     paths = sorted((repo_root / "pipelines" / "datasets").glob("*.yaml"))
-    assert {"generated", "kuairand"} <= {p.stem for p in paths}
+    assert {p.stem for p in paths} == {
+        "aliexpress",
+        "aliexpress-tianchi",
+        "criteo-kaggle",
+        "criteo-terabyte",
+        "generated",
+        "kuairand",
+        "kuairand-1k",
+        "kuairand-27k",
+        "movielens",
+        "movielens-1m",
+        "taobaoad",
+        "taobaoad-x1",
+    }
+    readme = (repo_root / "pipelines" / "datasets" / "README.md").read_text()
     for path in paths:
         spec = load_spec(path)
-        assert spec.name == path.stem and spec.licence and spec.source
-        assert 1 <= len(flag_names(spec)) <= 16 and "click" in spec.labels
+        assert spec.name == path.stem and spec.licence and spec.source and f"| `{spec.name}` |" in readme
+        assert spec.name == "generated" or ("# Licence:" in (head := path.read_text()) and "# Layout:" in head)
+        assert len(flag_names(spec)) <= 16 and spec.impressions.outcomes
         check_spec(spec, {})  # all that can be checked without files
+
+
+def outcome_columns(spec):
+    imp = spec.impressions
+    columns = {*imp.outcomes, *(label.column for label in spec.labels.values() if label.column)}
+    for source in spec.events:
+        if source.table == imp.table:
+            columns |= {*source.flags.values(), *([source.dwell.column] if source.dwell else [])}
+            columns |= {source.action} if source.action else set()
+    return sorted(columns)
+
+
+def test_no_outcome_of_any_spec_can_be_read_as_a_feature(repo_root):
+    tried = 0
+    for path in sorted((repo_root / "pipelines" / "datasets").glob("*.yaml")):
+        raw = load_spec(path).model_dump(mode="json")
+        sides = ["context", *(s for s in ("users", "ads") if raw[s]["table"] == raw["impressions"]["table"])]
+        for column in outcome_columns(load_spec(path)):
+            for side in sides:
+                spied = copy.deepcopy(raw)
+                spied[side]["features"].append({"name": "spy", "column": column, "kind": "numeric"})
+                with pytest.raises(SpecError, match=f'features.spy: column "{column}" is an outcome'):
+                    check_spec(parse_spec(spied), {})
+                tried += 1
+    assert tried >= 45
+
+
+def test_every_field_of_a_spec_stands_in_the_reference(repo_root):
+    text = (repo_root / "pipelines" / "datasets" / "README.md").read_text().split("## Reference")[1]
+    models = [
+        DatasetSpec,
+        TableSpec,
+        RowTime,
+        ImpressionSpec,
+        LabelSpec,
+        EventSource,
+        FeatureSpec,
+        EntitySpec,
+        SurfaceSpec,
+    ]
+    missing = {
+        f"{m.__name__}.{name}" for m in models for name in m.model_fields if not re.search(rf"[`.]{name}\b", text)
+    }
+    assert not missing
 
 
 def test_the_example_of_the_readme_is_a_working_spec(repo_root, tmp_path):
@@ -91,7 +150,7 @@ def test_kuairand_reads_the_layout_of_the_release(repo_root, release):
     spec = spec_of(repo_root, "kuairand")
     files = resolve_files(spec, release)
     check_spec(spec, files)
-    assert files["history"] == [] and [p.name for p in files["log"]] == ["log_standard_4_22_to_5_08_pure.csv"]
+    assert files["history"] == [] and [f.relative for f in files["log"]] == ["log_standard_4_22_to_5_08_pure.csv"]
     rows = read_impressions(spec, files["log"][0]).rows.to_pydict()
     assert rows["user"] == [1, 1, 2] and rows["surface"] == ["1", "1", "4"]
     assert rows["label:click"] == [1, 1, 0] and rows["label:conversion"] == [1, 1, 0]
@@ -130,7 +189,7 @@ def test_kuairand_reads_the_real_tables(repo_root, kuairand_dir):
     files = resolve_files(spec, kuairand_dir)
     check_spec(spec, files)
     got = read_impressions(spec, files["log"][0])
-    raw = pq.read_table(files["log"][0])
+    raw = pq.read_table(files["log"][0].uri)
     assert got.raw_rows == got.rows.num_rows == raw.num_rows == 198_895 and got.quarantined.num_rows == 0
     # against the raw columns, grouped by Arrow's own join of the three key columns
     distinct = raw.group_by(["user_id", "video_id", "time_ms"]).aggregate([]).num_rows
@@ -148,8 +207,8 @@ def test_kuairand_reads_the_real_tables(repo_root, kuairand_dir):
 def test_kuairand_history_is_never_later_than_the_users_own_log(repo_root, kuairand_dir):
     spec = spec_of(repo_root, "kuairand")
     files = resolve_files(spec, kuairand_dir)
-    raw = pq.read_table(files["history"][0])
-    log = pq.read_table(files["log"][0], columns=["user_id", "time_ms"])
+    raw = pq.read_table(files["history"][0].uri)
+    log = pq.read_table(files["log"][0].uri, columns=["user_id", "time_ms"])
     first = dict(zip(*log.group_by("user_id").aggregate([("time_ms", "min")]).to_pydict().values(), strict=True))
     for source, column in ((1, "watch_seq"), (2, "like_seq"), (3, "long_watch_seq")):
         rows = read_events(spec, source, files["history"][0]).rows

@@ -43,11 +43,14 @@ def assert_equal_weights(got: dict[str, np.ndarray], want: dict[str, np.ndarray]
 
 
 def test_two_ranks_train_as_one_does(runs: Path) -> None:
-    (one, loss_one, record), (two, loss_two, _) = load(runs, "whole-1"), load(runs, "whole-2")
+    (one, loss_one, record), (two, loss_two, other) = load(runs, "whole-1"), load(runs, "whole-2")
     assert len(loss_one) == record["steps"] >= 40
     np.testing.assert_allclose(loss_two / BATCH, loss_one / BATCH, atol=1e-5)
     assert_equal_weights(two, one, 1e-5)
     assert loss_one.min() > 0  # distillation, too, counted in every step
+    assert record["tokens_max_over_mean"] == record["tokens_max_over_mean_worst"] == 1
+    # The last day has one impression: one rank reads it, the other nothing.
+    assert 1 < other["tokens_max_over_mean"] < 1.2 and other["tokens_max_over_mean_worst"] == 2
 
 
 def test_training_moves_every_table_and_the_dense_network(runs: Path) -> None:

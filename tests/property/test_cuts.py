@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gem.data.timelines import cuts, first_of_each, timeline_order
+from gem.data.duplicates import find_duplicates
+from gem.data.timelines import cuts, timeline_order
 
 DELAYS = {1: 0, 2: 3, 3: 10}  # kind -> ms until the event is known
 
@@ -22,7 +23,7 @@ def _columns(rows: list[tuple[int, ...]], width: int) -> list[np.ndarray]:
 def _kernel(events: list[tuple[int, int, int, int]]) -> tuple[list[np.ndarray], np.ndarray]:
     """Distinct events in timeline order as (user, time, kind, ad), and their known_ms."""
     user, time, kind, ad = _columns(events, 4)
-    keep = first_of_each((user, kind, time, ad))
+    keep = find_duplicates((user, kind, time, ad), (), ()).keep
     user, time, kind, ad = (c[keep] for c in (user, time, kind, ad))
     known = time + np.array([0, *DELAYS.values()])[kind]
     order = timeline_order(user, known, time, (kind, ad))

@@ -1,18 +1,16 @@
-"""The driver's part of preprocess: reduce per-file and per-shard records, fit, number entities, finish the store.
+"""The driver's part of preprocess: plan a window from what its files hold, and finish the store with its manifest.
 
-cut_file (per file) -> plan_shards -> build_shard (per shard) -> fit_store -> encode_shard (per shard)
+cut_file (per file) -> plan_window -> collect_shard (per shard) -> fit_window -> merge_shard (per shard)
 -> finish_store
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -20,34 +18,32 @@ from gem.config import DataConfig, config_hash
 from gem.data import quarantine, store_write
 from gem.data.days import Split, choose_split, day_number, missing_days
 from gem.data.encoding import Encoder
-from gem.data.fitting import EntityCounts, Moments, TrainCounts, fit_encoder
-from gem.data.keys import KeyIndex
+from gem.data.entities import Fitted
+from gem.data.fitting import table_figures
+from gem.data.pieces import Places
 from gem.data.rows import SideRows
 from gem.data.schema import OOV
-from gem.data.shards import ShardPlan, merged_counts, shard_name
+from gem.data.shard_plan import ShardPlan
 from gem.data.spec import DatasetSpec
-from gem.data.vocabulary import COUNTS, as_text
 
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class FittedStore:
-    """What fitting leaves for the last pass and the manifest. `first_user[s]` is the index of shard s's first user."""
-
-    encoder: Encoder
-    first_user: tuple[int, ...]
-    files: Mapping[str, store_write.Entry]
-    num_users: int
-    num_ads: int
-    duplicate_ads: int
+class RebuildNeeded(Exception):
+    """The window cannot be added to the store before; the message says why."""
 
 
-def plan_shards(config: DataConfig, records: Sequence[Record]) -> tuple[ShardPlan, Split, dict[str, int]]:
-    """Plan of the second pass, the split, and raw impressions per day. Raises DataError if no split is possible."""
-    days: dict[str, int] = {}
-    types: dict[str, str] = {}
-    latest: dict[str, int] = {}
+HOT_SHARE, HOT_PER_SECOND = 0.1, 10  # a user above either is flagged: of all events; events within one second
+
+
+def plan_window(
+    spec: DatasetSpec, config: DataConfig, records: Sequence[Record], parent: Mapping[str, Any] | None, num_shards: int
+) -> tuple[ShardPlan, Split]:
+    """Plan of the second pass and the split over all days so far. Raises DataError if no split is possible."""
+    before = parent or {"rows": {"impressions_by_day": {}}, "key_types": {}, "log_end_ms": {}, "windows": []}
+    days: dict[str, int] = dict(before["rows"]["impressions_by_day"])
+    types: dict[str, str] = dict(before["key_types"])
+    latest: dict[str, int] = dict(before["log_end_ms"])
     for record in records:
         for day, count in record.get("days", {}).items():
             days[day] = days.get(day, 0) + count
@@ -56,101 +52,170 @@ def plan_shards(config: DataConfig, records: Sequence[Record]) -> tuple[ShardPla
         job = record["job"]
         if job["role"] in ("impressions", "labels") and "max_time_ms" in record:
             latest[job["label"]] = max(latest.get(job["label"], record["max_time_ms"]), record["max_time_ms"])
-    days = dict(sorted(days.items()))
-    split = choose_split(days, config)
-    labels = {record["job"]["label"] for record in records if record["job"]["role"] == "labels"}
+    split = choose_split(dict(sorted(days.items())), config)
+    last_train_day = day_number(split.train_days[-1])
+    if parent and last_train_day < int(parent["last_train_day"]):
+        raise RebuildNeeded(f"training ends on {split.train_days[-1]}, before that of the store")
+    labels = [name for name, label in spec.labels.items() if label.table]
+    ends = {n: max(latest[""], latest.get(n, latest[""])) for n in labels}
     plan = ShardPlan(
         key_types={"user": "int64", "ad": "int64", **{f"key:{n}": "int64" for n in labels}, **types},
-        first_day=day_number(min(days)),
-        last_train_day=day_number(split.train_days[-1]),
-        log_end_ms={n: max(latest[""], latest.get(n, latest[""])) for n in labels},
+        first_day=int(parent["first_day"]) if parent else day_number(min(days)),
+        last_train_day=last_train_day,
+        num_shards=num_shards,
+        log_end_ms={"": latest[""], **ends},
+        settled_ms={n: int(before["log_end_ms"].get(n, -1)) for n in labels},
+        window=len(before["windows"]),
+        max_rows_per_user_day=config.max_rows_per_user_day,
+        max_skew_ms=int(config.max_clock_skew_s * 1000),
     )
-    return plan, split, days
-
-
-def fit_store(spec: DatasetSpec, plan: ShardPlan, work: Path, shards: Sequence[Record]) -> FittedStore:
-    """Fit the encoder on training days and write encoder.json, schema.json, spec.json and the entity tables."""
-    store = work.parent
-    counts = merged_counts(work, len(shards))
-    users = pa.concat_tables(
-        [pq.read_table(work / "built" / shard_name(s) / "users.parquet") for s in range(len(shards))],
-        promote_options="permissive",
-    )
-    seen = users["seen"].combine_chunks().to_numpy(zero_copy_only=False)
-    users = users.drop_columns(["seen"])
-    ads, duplicate_ads = _ad_table(plan, work, counts["ad_known"])
-    shown = _aligned(ads["key"], counts.get("ad_shown", COUNTS.empty_table()))
-    events = _aligned(ads["key"], counts.get("ad_event", COUNTS.empty_table()))
-    encoder = fit_encoder(
-        spec,
-        TrainCounts(
-            user=EntityCounts(users, seen, seen),
-            ad=EntityCounts(ads, shown + events, shown),
-            surfaces=counts.get("surface", COUNTS.empty_table()),
-            context={g[4:]: t for g, t in counts.items() if g.startswith("ctx:")},
-            moments=_merged_moments(shards),
-            num_days=plan.last_train_day - plan.first_day + 1,
-        ),
-    )
-    texts = {
-        store_write.SPEC: spec.model_dump_json(indent=1),
-        store_write.SCHEMA: store_write.canonical_json(encoder.schema.to_dict()),
-        store_write.ENCODER: encoder.to_json(),
-    }
-    tables = {
-        store_write.USERS: encoder.encode_entities("user", _with_unknown(users)),
-        store_write.ADS: encoder.encode_entities("ad", _with_unknown(ads)),
-    }
-    files = {name: store_write.write_text(store, name, text) for name, text in texts.items()}
-    files |= {name: store_write.write_table(store, name, table) for name, table in tables.items()}
-    firsts = np.cumsum([1, *(s["users"] for s in shards)])[:-1]
-    return FittedStore(encoder, tuple(firsts.tolist()), files, users.num_rows, ads.num_rows, duplicate_ads)
+    return plan, split
 
 
 def finish_store(
     spec: DatasetSpec,
-    work: Path,
-    fitted: FittedStore,
+    places: Places,
+    fitted: Fitted,
     passes: tuple[Sequence[Record], Sequence[Record], Mapping[str, store_write.Entry]],
-    split: Split,
+    about: tuple[ShardPlan, Split, Mapping[str, Mapping[str, str]], Mapping[str, Any] | None],
 ) -> tuple[dict[str, Any], str]:
     """Write the quarantine files and, last, the manifest. Returns (manifest, store hash).
 
-    `passes`: records of the first pass, of the second, and all partition files of the third.
+    `passes`: records of the first pass, of the second, and the partition files that the third wrote. `about`: the plan,
+    the split, sha256 of the raw files by table, and the manifest of the store before.
     """
-    store = work.parent
+    store = places.store
     first, second, partitions = passes
-    files = {**fitted.files, **partitions, **quarantine.write(store, work, first)}
+    plan, split, inputs, parent = about
+    written = {
+        **fitted.files,
+        **partitions,
+        **quarantine.write(store, places.work, plan.window, set_aside(first, second)),
+    }
+    files = {**(parent["files"] if parent else {}), **written}
     days = sorted({day_of(f) for f in files if f.startswith("impressions/")})
-    rows_by_day = {d: sum(files[f]["rows"] for f in store_write.paths_of(files, "impressions", d)) for d in days}
-    held_out = [split.validation_day, split.test_day]
+    window = {
+        "number": plan.window,
+        "parent": store_write.manifest_hash(parent) if parent else None,
+        "vocabulary_version": fitted.encoder.vocabulary_version,
+        "inputs": {t: dict(found) for t, found in inputs.items()},
+        "rows": _window_rows(first, second),
+        "days": sorted({d for r in first for d in r.get("days", {})}),
+        "files": {f: e["sha256"] for f, e in sorted(written.items())},
+    }
+    name = f"windows/{plan.window:05d}.json"
+    files[name] = store_write.write_text(store, name, store_write.canonical_json(window))
     manifest = {
         "version": store_write.VERSION,
         "schema_hash": fitted.encoder.schema.hash,
+        "vocabulary_version": fitted.encoder.vocabulary_version,
         "spec_hash": config_hash(spec.model_dump(mode="json")),
         "split": split.to_dict(),
         "days": days,
         "missing_days": missing_days(days),
-        "num_shards": len(second),
+        "num_shards": plan.num_shards,
+        "first_day": plan.first_day,
+        "key_types": dict(plan.key_types),
+        "log_end_ms": dict(plan.log_end_ms),
+        "last_train_day": plan.last_train_day,
         "files": dict(sorted(files.items())),
-        "rows": {
-            "raw": _raw_rows(first),
-            "impressions": sum(rows_by_day.values()),
-            "impressions_by_day": rows_by_day,
-            "events": sum(s["events"] for s in second),
-            "users": fitted.num_users,
-            "ads": fitted.num_ads,
-            "duplicate_events": sum(s["duplicate_events"] for s in second),
-            "duplicate_users": sum(s["duplicate_users"] for s in second),
-            "duplicate_ads": fitted.duplicate_ads,
-        },
-        "quarantined": quarantine.by_table(first),
-        "repairs": _repairs(first),
-        "duplicates": sum(s["duplicates"] for s in second),
-        "vocab": unknown_rates(store, fitted.encoder, list(files), held_out),
+        **_totals(files, days, fitted, (first, second), parent),
+        "vocab": _vocabulary(spec, store, fitted, list(files), [split.validation_day, split.test_day]),
         "world": bool(spec.impressions.true_probability),
+        "inputs": _all_inputs(inputs, parent),
+        "windows": [
+            *(parent["windows"] if parent else []),
+            {k: window[k] for k in window if k not in ("files", "inputs")},
+        ],
+        "forgotten": parent["forgotten"] if parent else [],
     }
     return manifest, store_write.write_manifest(store, manifest)
+
+
+def _totals(
+    files: Mapping[str, store_write.Entry],
+    days: Sequence[str],
+    fitted: Fitted,
+    passes: tuple[Sequence[Record], Sequence[Record]],
+    parent: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Counts over all windows."""
+    first, second = passes
+    rows_by_day = {d: sum(files[f]["rows"] for f in store_write.paths_of(files, "impressions", d)) for d in days}
+    before = parent or {"rows": {}, "quarantined": {}, "repairs": {}, "hot_users": []}
+    old = before["rows"]
+
+    def add(name: str, source: str) -> int:
+        return int(old.get(name, 0)) + sum(int(s[source]) for s in second)
+
+    rows = {
+        "raw": _added(old.get("raw", {}), _raw_rows(first)),
+        "impressions": sum(rows_by_day.values()),
+        "impressions_by_day": rows_by_day,
+        "events": sum(files[f]["rows"] for f in files if f.startswith("timelines/")),
+        "users": fitted.num_users,
+        "ads": fitted.num_ads,
+        "duplicate_events": add("duplicate_events", "duplicate_events"),
+        "conflicting_events": add("conflicting_events", "conflicting_events"),
+        "conflicts": add("conflicts", "conflicts"),
+        "duplicate_users": add("duplicate_users", "duplicate_users"),
+        "duplicate_ads": int(old.get("duplicate_ads", 0)) + fitted.duplicate_ads,
+        "capped": add("capped", "capped"),
+        "capped_events": add("capped_events", "capped_events"),
+    }
+    found = quarantine.by_table(set_aside(first, second))
+    merged = {t: _added(before["quarantined"].get(t, {}), found.get(t, {})) for t in {*before["quarantined"], *found}}
+    repairs = _added(before["repairs"], _repairs([*first, *second]))
+    return {
+        "rows": rows,
+        "quarantined": dict(sorted(merged.items())),
+        "repairs": dict(sorted(repairs.items())),
+        "duplicates": int(before.get("duplicates", 0)) + sum(int(s["duplicates"]) for s in second),
+        "hot_users": _hot_users(before["hot_users"], second, rows["events"]),
+    }
+
+
+def _window_rows(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Any]:
+    names = (
+        "impressions",
+        "events",
+        "new_users",
+        "duplicates",
+        "duplicate_events",
+        "conflicts",
+        "capped",
+        "capped_events",
+    )
+    rows: dict[str, Any] = {n: sum(int(s[n]) for s in second) for n in names}
+    return {"raw": _raw_rows(first), **rows, "quarantined": quarantine.by_table(set_aside(first, second))}
+
+
+def set_aside(first: Sequence[Record], second: Sequence[Record]) -> list[Record]:
+    """All records of quarantined rows: of the files, and of rows that contradict each other."""
+    return [*first, *(c for s in second for c in s["conflict_records"])]
+
+
+def _hot_users(old: Sequence[Mapping[str, Any]], second: Sequence[Record], num_events: int) -> list[dict[str, Any]]:
+    """Users a person should look at: a tenth of all events or more, or ten events within a second."""
+    found = [dict(u) for u in old]
+    for user in (u for s in second for u in s["hot_users"]):
+        share = user["events"] / max(1, num_events)
+        if user["capped"] or share >= HOT_SHARE or user["peak_per_s"] >= HOT_PER_SECOND:
+            found.append({**user, "share": round(share, 4)})
+    best: dict[str, dict[str, Any]] = {}
+    for user in found:
+        known = best.get(user["user"])
+        if known is None or user["events"] > known["events"]:
+            best[user["user"]] = user
+    return sorted(best.values(), key=lambda u: (-u["events"], u["user"]))[:20]
+
+
+def _vocabulary(
+    spec: DatasetSpec, store: Path, fitted: Fitted, files: Sequence[str], held_out: Sequence[str]
+) -> dict[str, Any]:
+    rates = unknown_rates(store, fitted.encoder, files, held_out)
+    report = table_figures(spec, fitted.encoder, fitted.counts)
+    return {table: {**report.get(table, {}), **found} for table, found in rates.items()}
 
 
 def day_of(relative: str) -> str:
@@ -192,49 +257,18 @@ def _tally(met: dict[str, list[int]], table: str, unknown: int, total: int) -> N
     at[1] += total
 
 
-def _ad_table(plan: ShardPlan, work: Path, known: pa.Table) -> tuple[pa.Table, int]:
-    """One row per ad of the entity tables or the log, sorted by key, features null where nobody described it."""
-    kind = pa.type_for_alias(plan.key_types["ad"])
-    parts = []
-    for path in sorted((work / "ads").glob("*.parquet")):
-        table = pq.read_table(path)
-        parts.append(table.set_column(0, "key", table["key"].cast(kind)))
-    described = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
-    keys = pc.unique(pa.chunked_array([*described["key"].chunks, known["value"].combine_chunks().cast(kind)], kind))
-    keys = keys.take(pc.sort_indices(keys))
-    first = described["key"].combine_chunks() if described.num_rows else pa.array([], kind)
-    position = pc.index_in(keys, value_set=first)
-    features = [n for n in described.column_names if n != "key"]
-    table = pa.table({"key": keys, **{n: described[n].take(position) for n in features}})
-    return table, described.num_rows - len(pc.unique(first))
-
-
-def _aligned(keys: pa.ChunkedArray, counts: pa.Table) -> Any:
-    """Counts [B] in the order of `keys`, 0 where a key was not counted."""
-    index = KeyIndex(pa.concat_arrays([pa.nulls(1, pa.string()), counts["value"].combine_chunks()]))
-    padded = np.concatenate([[0], counts["count"].to_numpy()])
-    return padded[index.index_many(as_text(keys))]
-
-
-def _with_unknown(table: pa.Table) -> pa.Table:
-    """The table below one row of nulls: entity 0, whom nobody knows."""
-    nothing = pa.table({f.name: pa.nulls(1, f.type) for f in table.schema})
-    return pa.concat_tables([nothing, table]).combine_chunks()
-
-
-def _merged_moments(shards: Sequence[Record]) -> dict[str, Moments]:
-    out: dict[str, Moments] = {}
-    for shard in shards:
-        for name, (count, mean, m2) in shard["moments"].items():
-            out[name] = out.get(name, Moments()).merge(Moments(count, mean, m2))
-    return out
+def _all_inputs(new: Mapping[str, Mapping[str, str]], parent: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
+    old = parent["inputs"] if parent else {}
+    return {t: {**old.get(t, {}), **new.get(t, {})} for t in sorted({*old, *new})}
 
 
 def _raw_rows(records: Sequence[Record]) -> dict[str, int]:
-    """Table -> data rows in its files (each file once, in whatever roles it was read)."""
-    by_file = {(r["job"]["table"], r["job"]["file"]): int(r["raw_rows"]) for r in records}
+    """Table -> data rows in its files (each part of a file once, in whatever roles it was read)."""
+    by_part = {
+        (r["job"]["table"], r["job"]["file"]["uri"], str(r["job"]["part"])): int(r["raw_rows"]) for r in records
+    }  # fmt: skip
     out: dict[str, int] = {}
-    for (table, _), rows in sorted(by_file.items()):
+    for (table, _, _), rows in sorted(by_part.items()):
         out[table] = out.get(table, 0) + rows
     return out
 
@@ -242,6 +276,9 @@ def _raw_rows(records: Sequence[Record]) -> dict[str, int]:
 def _repairs(records: Sequence[Record]) -> dict[str, int]:
     out: dict[str, int] = {}
     for record in records:
-        for what, count in record["repairs"].items():
-            out[what] = out.get(what, 0) + int(count)
-    return dict(sorted(out.items()))
+        out = _added(out, record.get("repairs", {}))
+    return out
+
+
+def _added(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {k: int(a.get(k, 0)) + int(b.get(k, 0)) for k in {**a, **b}}

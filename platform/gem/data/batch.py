@@ -96,7 +96,10 @@ def check_offsets(name: str, offsets: Tensor, num_values: int, num_rows: int | N
 
 def check_ids(name: str, ids: Tensor, rows: int) -> None:
     """Refuse table rows outside [0, rows); FBGEMM would read row 0 or crash instead."""
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
+    if not ids.numel():
+        return
+    low, high = torch.aminmax(ids)
+    if int(low) < 0 or int(high) >= rows:
         bad = ids[(ids < 0) | (ids >= rows)][0]
         raise JaggedError(f"{name}: id {int(bad)} is outside the table, allowed 0..{rows - 1}")
 

@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gem.data.batch import Batch, EntityRows, TimelineRows
+from gem.errors import JaggedError
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.integer]  # any width; what leaves here is int64
+DENSE = 64  # a table over all ads is used while there are at most so many ads for every look-up
 
 
 class EntitySource(Protocol):
     """Encoded features of users or ads by entity index (see `gem.data.store.EntityTable`)."""
 
-    def rows(self, idx: IntArray) -> EntityRows: ...
+    def rows(self, idx: NDArray[np.integer]) -> EntityRows: ...
 
 
 class TimelineSource(Protocol):
@@ -58,52 +60,109 @@ def collate(
     """Build the batch of these impressions, reordered so that a user's impressions are neighbours.
 
     Of each user only events in [smallest cut - max_history, largest cut) are carried. Event and
-    candidate ads are gathered into one table of distinct ads.
+    candidate ads are gathered into one table of distinct ads. Raises JaggedError for a cut beyond the timeline.
     """
-    order = np.argsort(rows.user, kind="stable")
-    user_idx, user_of = np.unique(rows.user[order], return_inverse=True)
-    cut = rows.cut[order]
-    low, high = _event_ranges(user_idx.size, user_of, cut, max_history)
+    rows = _by_user(rows)
+    cut = rows.cut.astype(np.int64)
+    starts = _starts(rows.user)
+    user_idx, counts = rows.user[starts], np.diff(starts, append=cut.size)
+    low, high = _event_ranges(cut, starts, max_history)
     base = timelines.offsets[user_idx]
+    _check_ranges(user_idx, high, timelines.offsets[user_idx + 1] - base)
     lengths = high - low
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    events = np.repeat(base + low - offsets[:-1], lengths) + np.arange(offsets[-1])
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    events = np.repeat(base + low - offsets[:-1], lengths)
+    events += np.arange(events.size)
 
-    ads_all = np.concatenate([rows.ad[order], timelines.ad[events].astype(np.int64)])
-    ad_idx, ad_of = np.unique(ads_all, return_inverse=True)
-    num = order.size
-    at = torch.from_numpy(order)
+    num = cut.size
+    ad_idx, ad_of = _distinct(np.concatenate([rows.ad.astype(np.int32), timelines.ad.take(events)]))
     return Batch(
         users=users.rows(user_idx),
         ads=ads.rows(ad_idx),
-        context=take_rows(rows.context, at),
+        context=rows.context,
         timeline=TimelineRows(
             offsets=torch.from_numpy(offsets),
-            ad=torch.from_numpy(ad_of[num:]),
-            kind=_long(timelines.kind[events]),
-            flags=_long(timelines.flags[events]),
-            surface=_long(timelines.surface[events]),
-            dwell=_long(timelines.dwell[events]),
-            time_ms=_long(timelines.time_ms[events]),
+            ad=_long(ad_of[num:]),
+            kind=_long(timelines.kind.take(events)),
+            flags=_long(timelines.flags.take(events)),
+            surface=_long(timelines.surface.take(events)),
+            dwell=_long(timelines.dwell.take(events)),
+            time_ms=_long(timelines.time_ms.take(events)),
         ),
-        user_of=torch.from_numpy(user_of),
-        ad_of=torch.from_numpy(ad_of[:num]),
-        cut=torch.from_numpy(cut - low[user_of]),
-        time_ms=_long(rows.time_ms[order]),
-        surface=_long(rows.surface[order]),
-        labels=torch.from_numpy(rows.labels[order]),
-        mask=torch.from_numpy(rows.mask[order]),
-        impression_id=_long(rows.impression_id[order]),
+        user_of=torch.from_numpy(np.repeat(np.arange(user_idx.size), counts)),
+        ad_of=_long(ad_of[:num]),
+        cut=torch.from_numpy(cut - np.repeat(low, counts)),
+        time_ms=_long(rows.time_ms),
+        surface=_long(rows.surface),
+        labels=torch.from_numpy(rows.labels.copy()),
+        mask=torch.from_numpy(rows.mask.copy()),
+        impression_id=_long(rows.impression_id),
     )
 
 
-def _event_ranges(num_users: int, user_of: IntArray, cut: IntArray, max_history: int) -> tuple[IntArray, IntArray]:
+def _by_user(rows: ImpressionRows) -> ImpressionRows:
+    """The rows in user order, equal users in the order they came; the same object if they stand so already."""
+    if not bool((rows.user[1:] < rows.user[:-1]).any()):
+        return rows
+    order = np.argsort(rows.user, kind="stable")
+    return ImpressionRows(
+        user=rows.user[order],
+        ad=rows.ad[order],
+        time_ms=rows.time_ms[order],
+        cut=rows.cut[order],
+        surface=rows.surface[order],
+        context=take_rows(rows.context, torch.from_numpy(order)),
+        labels=rows.labels[order],
+        mask=rows.mask[order],
+        impression_id=rows.impression_id[order],
+    )
+
+
+def _starts(values: IntArray) -> NDArray[np.int64]:
+    """Where the runs of equal values begin, in values that are sorted."""
+    if not values.size:
+        return np.zeros(0, np.int64)
+    return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
+
+
+def _event_ranges(
+    cut: NDArray[np.int64], starts: NDArray[np.int64], max_history: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per user the event range [low, high) that any of its impressions may read."""
-    first = np.full(num_users, np.iinfo(np.int64).max)
-    last = np.zeros(num_users, np.int64)
-    np.minimum.at(first, user_of, cut)
-    np.maximum.at(last, user_of, cut)
-    return np.maximum(first - max_history, 0), last
+    if not starts.size:
+        return starts, starts
+    low = np.maximum(np.minimum.reduceat(cut, starts) - max_history, 0)
+    return low, np.maximum.reduceat(cut, starts)
+
+
+def _check_ranges(user: IntArray, high: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    """Refuse a cut beyond the user's timeline: it would read the next user's events."""
+    bad = np.flatnonzero(high > lengths)
+    if bad.size:
+        raise JaggedError(
+            f"cut: {int(high[bad[0]])} events asked of user {int(user[bad[0]])}, whose timeline has "
+            f"{int(lengths[bad[0]])}; a cut counts events of the timeline, preprocess again"
+        )
+
+
+def _distinct(values: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The distinct values, sorted, and for each value its place among them; values are >= 0.
+
+    Marks in a table over all possible values cost less than sorting unless these are very many more.
+    """
+    bound = int(values.max()) + 1 if values.size else 0
+    if values.size and int(values.min()) < 0:
+        raise JaggedError(f"ad: entity index {int(values.min())}; allowed are indices from 0, preprocess again")
+    if bound > DENSE * values.size:
+        found, place = np.unique(values, return_inverse=True)
+        return found, place.astype(np.int32)
+    marks = np.zeros(bound, np.bool_)
+    marks[values] = True
+    found = np.flatnonzero(marks).astype(np.int32)
+    places = np.empty(bound, np.int32)
+    places[found] = np.arange(found.size, dtype=np.int32)
+    return found, places.take(values)
 
 
 def take_rows(rows: EntityRows, at: Tensor) -> EntityRows:

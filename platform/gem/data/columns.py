@@ -29,19 +29,14 @@ _EXACT_FLOAT = 2**53
 
 def text(values: pa.Array) -> pa.Array:
     """Text as it is compared everywhere: NFC, no surrounding blanks, null for the NULL_TEXTS."""
-
-    def clean(words: pa.Array) -> pa.Array:
-        words = pc.utf8_trim_whitespace(_compose(words.cast(pa.string())))
-        return pc.if_else(pc.is_in(words, pa.array(NULL_TEXTS)), pa.scalar(None, pa.string()), words)
-
-    return _per_distinct(values, clean)
+    return _per_distinct(values, _clean)
 
 
 def category_text(values: pa.Array, where: str = "") -> pa.Array:
     """A categorical column as text: `text`, and whole floats without their fraction (29.0 -> "29")."""
     kind = values.type
     if is_text(kind):
-        return _per_distinct(text(values), _drop_zero_fraction)
+        return _per_distinct(values, lambda words: _drop_zero_fraction(_clean(words)))
     if pa.types.is_floating(kind):
         return _per_distinct(values.cast(pa.float64()), _float_text)
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
@@ -64,6 +59,9 @@ def to_ids(values: pa.Array, where: str) -> pa.Array:
         return values.cast(pa.int64())
     if pa.types.is_floating(kind):
         return _float_ids(values.cast(pa.float64()), where)
+    plain = _plain(values, _CANONICAL_INT, pa.int64()) if is_text(kind) else None
+    if plain is not None:
+        return plain
     if not is_text(kind):
         raise DataError(f"{where}: an id must be an integer or text, got {kind}. Write the column as int64 or string.")
     words = text(values)
@@ -89,12 +87,15 @@ def to_ints(values: pa.Array, where: str, hint: str) -> tuple[pa.Array, Bools]:
     if kind == pa.uint64():
         bad = _true(pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())))
         return _blank(values, bad).cast(pa.int64()), bad
+    plain = _plain(values, _INT, pa.int64()) if is_text(kind) else None
+    if plain is not None:
+        return plain, no_rows(values)
     if pa.types.is_floating(kind):
         numbers = values.cast(pa.float64())
         numbers = pc.if_else(pc.is_nan(numbers), pa.scalar(None, pa.float64()), numbers)
         whole = pc.and_(pc.equal(numbers, pc.floor(numbers)), pc.less(pc.abs(numbers), float(_EXACT_FLOAT)))
     elif is_text(kind):
-        numbers = category_text(values)
+        numbers = pc.replace_substring_regex(category_text(values), r"^\+", "")
         whole = pc.match_substring_regex(numbers, _INT)
     else:
         raise DataError(f"{where}: whole numbers expected, got {kind}. {hint}")
@@ -121,6 +122,9 @@ def to_floats(values: pa.Array, where: str, hint: str = _FLOAT_HINT) -> tuple[pa
         return values.cast(pa.int8()).cast(pa.float64()), no_rows(values)
     if not is_text(kind):
         raise DataError(f"{where}: a column of numbers expected, got {kind}. {hint}.")
+    plain = _plain(values, _FLOAT, pa.float64())
+    if plain is not None:
+        return plain, no_rows(values)
     words = pc.utf8_trim_whitespace(values.cast(pa.string()))
     words = pc.if_else(pc.is_in(words, pa.array(["", "null", "NULL", "\\N"])), pa.scalar(None, pa.string()), words)
     lower = pc.utf8_lower(words)
@@ -130,11 +134,16 @@ def to_floats(values: pa.Array, where: str, hint: str = _FLOAT_HINT) -> tuple[pa
     return _blank(words, bad).cast(pa.float64()), bad
 
 
-def to_binary(values: pa.Array, where: str) -> tuple[npt.NDArray[np.int8], Bools]:
-    """A 0/1 outcome as int8 with -1 for null, and a mask of the cells that are anything else."""
+def to_binary(values: pa.Array, where: str, at_least: float | None = None) -> tuple[npt.NDArray[np.int8], Bools]:
+    """A 0/1 outcome as int8 with -1 for null, and a mask of the cells that are anything else.
+
+    With `at_least` the cells are numbers of any size, and 1 are those from there on.
+    """
     floats, bad = to_floats(values, where, "An outcome or flag must be 0, 1 or empty; convert the column")
     known = ~np.asarray(pc.is_null(floats, nan_is_null=True))
     numbers = np.nan_to_num(floats.to_numpy(zero_copy_only=False), nan=0.0)
+    if at_least is not None:
+        return np.where(known & ~bad, numbers >= at_least, -1).astype(np.int8), bad
     wrong = bad | (known & (numbers != 0) & (numbers != 1))
     out = np.where(known & ~wrong, numbers == 1, -1).astype(np.int8)
     return out, wrong
@@ -157,6 +166,8 @@ def to_multi(values: pa.Array, separator: str, where: str) -> pa.Array:
 
 def to_embedding(values: pa.Array, width: int, separator: str, where: str) -> tuple[pa.Array, Bools]:
     """A frozen representation as fixed_size_list<float32>[width] and a mask of rows of another width or not finite."""
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.list_(pa.float32()))
     if not is_list(values.type):
         if not is_text(values.type):
             raise DataError(f"{where}: an embedding must be a list of {width} numbers, got {values.type}")
@@ -199,12 +210,30 @@ def no_rows(values: pa.Array) -> Bools:
     return np.zeros(len(values), dtype=np.bool_)
 
 
+def _plain(values: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array | None:
+    """Text as numbers where every value matches `pattern` or is empty; else None. Most numeric columns of a CSV are
+    so, and need none of the cleaning."""
+    words = values.cast(pa.string())
+    words = pc.if_else(pc.equal(words, ""), pa.scalar(None, pa.string()), words)
+    if pc.all(pc.match_substring_regex(words, pattern)).as_py() is False:
+        return None
+    try:
+        return words.cast(kind)
+    except pa.ArrowInvalid:  # more digits than fit
+        return None
+
+
 def _per_distinct(values: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """Apply `change` once per distinct value."""
     if not len(values):
         return pa.array([], pa.string())
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
     return change(coded.dictionary).take(coded.indices)
+
+
+def _clean(words: pa.Array) -> pa.Array:
+    words = pc.utf8_trim_whitespace(_compose(words.cast(pa.string())))
+    return pc.if_else(pc.is_in(words, pa.array(NULL_TEXTS)), pa.scalar(None, pa.string()), words)
 
 
 def _compose(words: pa.Array) -> pa.Array:

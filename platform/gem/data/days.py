@@ -20,6 +20,7 @@ I64 = npt.NDArray[np.int64]
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 _QUARTER_MS = 900_000  # zone offsets change on a quarter of an hour
+_MAX_TABLE = 4_000_000  # quarters of an hour: more than a century
 NO_DAY = -(2**31)
 BEFORE = "before"  # partition of everything known before the first impression day
 
@@ -51,12 +52,28 @@ def local_ms(time_ms: I64, zone: str) -> I64:
         info = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):
         raise SpecError(f'impressions.zone: "{zone}" is not a time zone name such as UTC or Asia/Shanghai') from None
-    quarters, inverse = np.unique(time_ms // _QUARTER_MS, return_inverse=True)
-    offsets = np.empty(len(quarters), np.int64)
+    if info.key == "UTC" or not len(time_ms):
+        return time_ms
+    quarter = time_ms // _QUARTER_MS
+    first = int(quarter.min())
+    if int(quarter.max()) - first < _MAX_TABLE:  # a table over the range: no sorting
+        met = np.flatnonzero(np.bincount(quarter - first)) + first
+        place = quarter - first
+        offsets = np.zeros(int(quarter.max()) - first + 1, np.int64)
+        offsets[met - first] = _offsets(met, info)
+    else:
+        met, place = np.unique(quarter, return_inverse=True)
+        offsets = _offsets(met, info)
+    out: I64 = time_ms + offsets[place.reshape(-1)]
+    return out
+
+
+def _offsets(quarters: I64, info: ZoneInfo) -> I64:
+    """Offset from UTC in ms at the start of each quarter of an hour, [Q]."""
+    out = np.empty(len(quarters), np.int64)
     for i, quarter in enumerate(quarters.tolist()):
         offset = dt.datetime.fromtimestamp(quarter * 900, tz=dt.UTC).astimezone(info).utcoffset()
-        offsets[i] = int((offset or dt.timedelta()).total_seconds() * 1000)
-    out: I64 = time_ms + offsets[inverse.reshape(-1)]
+        out[i] = int((offset or dt.timedelta()).total_seconds() * 1000)
     return out
 
 

@@ -1,4 +1,4 @@
-"""First pass of preprocess: one raw file -> checked rows, cut into fragments by user shard."""
+"""First pass of preprocess: one raw file, or a part of one -> checked rows, cut into pieces by user shard."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from gem.data import canonical
+from gem.data import canonical, canonical_events, raw
+from gem.data.canonical import Canonical
+from gem.data.clock import Limits
 from gem.data.days import NO_DAY, day_numbers, day_text, parse_days
+from gem.data.forgotten import Forgotten
 from gem.data.hashing import stable_hash64
-from gem.data.shards import shard_name
+from gem.data.pieces import shard_name, write_piece
+from gem.data.raw import Part
+from gem.data.sources import RawFile
 from gem.data.spec import DatasetSpec, FeatureSpec
 
 Role = Literal["impressions", "events", "labels", "users", "ads"]
@@ -25,12 +29,13 @@ _DAY = "log day"  # no feature can be mistaken for it
 
 @dataclass(frozen=True)
 class FileJob:
-    """Read one file in one role. `source` is the event source's position, `label` the label of a log."""
+    """Read one part of a file in one role. `source` is the event source's position, `label` the label of a log."""
 
     number: int
     role: Role
     table: str
-    file: str
+    file: RawFile
+    part: Part | None = None
     source: int = -1
     label: str = ""
 
@@ -38,59 +43,75 @@ class FileJob:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> FileJob:
-        return cls(**raw)
+    def from_dict(cls, plain: dict[str, Any]) -> FileJob:
+        file, part = RawFile(**plain["file"]), plain["part"]
+        return cls(**(plain | {"file": file, "part": Part(**part) if part else None}))
 
 
-def plan_files(spec: DatasetSpec, files: Mapping[str, Sequence[Path]]) -> list[FileJob]:
-    """Every (file, role) to read; a file is read once per role it has."""
-    uses: list[tuple[Role, str, int, str]] = [("impressions", spec.impressions.table, -1, "")]
+@dataclass(frozen=True)
+class CutSettings:
+    """What is the same for every file of a window."""
+
+    num_shards: int
+    limits: Limits
+    forgotten: Forgotten
+
+
+def plan_files(spec: DatasetSpec, files: Mapping[str, Sequence[RawFile]]) -> list[FileJob]:
+    """Every (file, part, role) to read; a file is read once per role it has."""
+    uses: list[tuple[Role, str | None, int, str]] = [("impressions", spec.impressions.table, -1, "")]
     uses += [("events", source.table, i, "") for i, source in enumerate(spec.events)]
     uses += [("labels", label.table, -1, name) for name, label in spec.labels.items() if label.table]
     uses += [("users", spec.users.table, -1, ""), ("ads", spec.ads.table, -1, "")]
-    flat = [(use, path) for use in uses for path in files.get(use[1], [])]
-    return [FileJob(i, role, table, str(p), source, label) for i, ((role, table, source, label), p) in enumerate(flat)]
+    parts = {t: [(f, p) for f in found for p in raw.parts(spec.tables[t], f)] for t, found in files.items()}
+    flat = [(use, use[1], file, part) for use in uses if use[1] for file, part in parts.get(use[1], [])]
+    return [
+        FileJob(i, use[0], table, file, part, use[2], use[3]) for i, (use, table, file, part) in enumerate(flat)
+    ]  # fmt: skip
 
 
-def read_job(spec: DatasetSpec, job: FileJob) -> canonical.Canonical:
-    """Canonical rows of a job's file."""
-    path = Path(job.file)
+def read_job(spec: DatasetSpec, job: FileJob, limits: Limits) -> Canonical:
+    """Canonical rows of a job's part of a file."""
     if job.role == "impressions":
-        return _read_impressions(spec, path)
+        return _read_impressions(spec, job, limits)
     if job.role == "events":
-        return canonical.read_events(spec, job.source, path)
+        return canonical_events.read_events(spec, job.source, job.file, job.part, limits)
     if job.role == "labels":
-        return canonical.read_label_log(spec, job.label, path)
-    return canonical.read_entities(spec, "user" if job.role == "users" else "ad", path)
+        return canonical_events.read_label_log(spec, job.label, job.file, job.part, limits)
+    return canonical.read_entities(spec, "user" if job.role == "users" else "ad", job.file, job.part)
 
 
-def cut_file(spec: DatasetSpec, job: FileJob, root: Path, work: Path, num_shards: int) -> dict[str, Any]:
-    """Read one file, write its fragments under `work`, return counts as JSON.
+def cut_file(spec: DatasetSpec, job: FileJob, work: Path, settings: CutSettings) -> dict[str, Any]:
+    """Read one job, write its pieces under `work`, return counts as JSON.
 
-    Fragments: `<role>/<shard>/<number>.parquet`; label logs and ads are not cut: `labels/<label>/`, `ads/`.
-    Quarantined rows: `quarantine/<number>.parquet`, their file named relative to `root`.
+    Pieces: `<role>/<shard>/<number>`; label logs and ads are not cut: `labels/<label>/`, `ads/`. Quarantined rows:
+    `quarantine/<number>`, their file named relative to the data folder. Rows of forgotten users go nowhere.
     """
-    got = read_job(spec, job)
-    rows = got.rows
-    if job.role == "events":
-        listed = spec.events[job.source].list_before is not None
-        rows = rows.append_column("listed", pa.array(np.full(rows.num_rows, listed)))
-    name = f"{job.number:05d}.parquet"
+    got = read_job(spec, job, settings.limits)
+    column = "key" if job.role in ("users", "ads") else "user"
+    rows, forgotten = got.rows, 0
+    if settings.forgotten and job.role in ("impressions", "events", "users"):
+        keep = ~settings.forgotten.mask(rows[column])
+        rows, forgotten = rows.filter(pa.array(keep)), int((~keep).sum())
+    quarantined = settings.forgotten.without(got.quarantined, _user_column(spec, job))
+    rows = _compact(spec, job, rows)
+    name = f"{job.number:05d}"
     if job.role in ("impressions", "events", "users"):
-        _write_shards(rows, "key" if job.role == "users" else "user", work / job.role, name, num_shards)
+        _write_shards(rows, column, work / job.role, name, settings.num_shards)
     else:
-        _write(rows, work / job.role / job.label / name)
-    if got.quarantined.num_rows:
-        file = _relative(Path(job.file), root)
-        at = got.quarantined.column_names.index("file")
-        column = pa.array([file] * got.quarantined.num_rows, pa.string())
-        _write(got.quarantined.set_column(at, "file", column), work / "quarantine" / name)
+        write_piece(work / job.role / job.label / name, rows)
+    if quarantined.num_rows:
+        file = pa.array([job.file.relative] * quarantined.num_rows, pa.string())
+        at = quarantined.column_names.index("file")
+        write_piece(work / "quarantine" / name, quarantined.set_column(at, "file", file))
     record: dict[str, Any] = {
         "job": job.to_dict(),
+        "piece": name,
         "raw_rows": got.raw_rows,
         "rows": rows.num_rows,
-        "quarantined": _value_counts(got.quarantined["reason"]),
+        "quarantined": _value_counts(quarantined["reason"]),
         "repairs": got.counts,
+        "forgotten": forgotten,
         "types": _key_types(job, rows),
     }
     if rows.num_rows and "time_ms" in rows.column_names:
@@ -101,7 +122,25 @@ def cut_file(spec: DatasetSpec, job: FileJob, root: Path, work: Path, num_shards
     return record
 
 
-def _read_impressions(spec: DatasetSpec, path: Path) -> canonical.Canonical:
+def _compact(spec: DatasetSpec, job: FileJob, rows: pa.Table) -> pa.Table:
+    """Repeated text as a dictionary, and no order where it means nothing: a piece is written and mapped as it is."""
+    if job.role == "events" and spec.events[job.source].list_before is None:
+        rows = rows.drop_columns(["order"])
+    for name in rows.column_names if job.role in ("impressions", "events") else []:
+        if name == "surface" or (name.startswith("ctx:") and pa.types.is_string(rows.schema.field(name).type)):
+            rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
+    return rows
+
+
+def _user_column(spec: DatasetSpec, job: FileJob) -> str | None:
+    if job.role == "impressions":
+        return spec.impressions.user
+    if job.role == "events":
+        return spec.events[job.source].user
+    return spec.users.key if job.role == "users" else None
+
+
+def _read_impressions(spec: DatasetSpec, job: FileJob, limits: Limits) -> Canonical:
     """Canonical impressions and their `day` (int32, days since 1970-01-01).
 
     A day column is read along as one more categorical value, so that it goes through the same checks; rows without one
@@ -112,10 +151,10 @@ def _read_impressions(spec: DatasetSpec, path: Path) -> canonical.Canonical:
         extra = FeatureSpec(name=_DAY, column=column, kind="categorical")
         context = spec.context.model_copy(update={"features": [*spec.context.features, extra]})
         spec = spec.model_copy(update={"context": context})
-    got = canonical.read_impressions(spec, path)
+    got = canonical.read_impressions(spec, job.file, job.part, limits)
     days = day_numbers(got.rows["time_ms"].to_numpy(), spec.impressions.zone)
     if column:
-        own = parse_days(got.rows[f"ctx:{_DAY}"], f'{path}, column "{column}"')
+        own = parse_days(got.rows[f"ctx:{_DAY}"], f'{job.file.uri}, column "{column}"')
         days = np.where(own == NO_DAY, days, own)
         got.rows = got.rows.drop_columns([f"ctx:{_DAY}"])
     got.rows = got.rows.append_column("day", pa.array(days, pa.int32()))
@@ -123,26 +162,14 @@ def _read_impressions(spec: DatasetSpec, path: Path) -> canonical.Canonical:
 
 
 def _write_shards(rows: pa.Table, column: str, folder: Path, name: str, num_shards: int) -> None:
-    """One fragment per shard, also where it has no rows: it carries the columns."""
-    shard = (stable_hash64(rows[column], _SALT) % np.uint64(num_shards)).astype(np.int64)
-    order = np.argsort(shard, kind="stable")
+    """One piece per shard, also where it has no rows: it carries the columns."""
+    shard = (stable_hash64(rows[column], _SALT) % np.uint64(num_shards)).astype(np.uint16)
+    order = np.argsort(shard, kind="stable")  # a radix sort on 16 bits
     bounds = np.searchsorted(shard[order], np.arange(num_shards + 1))
-    rows = rows.take(pa.array(order))
+    rows = rows.combine_chunks().take(pa.array(order))
     for s in range(num_shards):
         start, end = int(bounds[s]), int(bounds[s + 1])
-        _write(rows.slice(start, end - start), folder / shard_name(s) / name)
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, compression="lz4")
-
-
-def _relative(path: Path, root: Path) -> str:
-    try:
-        return path.resolve().relative_to(root.resolve()).as_posix()
-    except ValueError:
-        return path.name
+        write_piece(folder / shard_name(s) / name, rows.slice(start, end - start))
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:
@@ -162,3 +189,6 @@ def _key_types(job: FileJob, rows: pa.Table) -> dict[str, str]:
         if not pa.types.is_null(kind):
             out[name] = "int64" if pa.types.is_integer(kind) else "string"
     return out
+
+
+__all__ = ["CutSettings", "FileJob", "cut_file", "plan_files", "read_job"]

@@ -21,10 +21,13 @@ I8 = npt.NDArray[np.int8]
 I64 = npt.NDArray[np.int64]
 
 
-def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None) -> I8:
-    """Label [N]: 1 if `log` (keys, times) has the key within [time, time + window], else 0.
+def join_log(
+    key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hours: float | None, skew_ms: int = 0
+) -> I8:
+    """Label [N]: 1 if `log` (keys, times) has the key within [time - skew, time + window], else 0.
 
-    Without a window any later row counts. A null key is unknown (-1). See `immature` for rows that are too young.
+    Without a window any later row counts. Clocks of two machines may differ by `skew_ms`; an outcome that lies further
+    before its impression is none. A null key is unknown (-1). See `immature` for rows that are too young.
     """
     log_key, log_time = log
     window = np.iinfo(np.int64).max // 4 if window_hours is None else int(window_hours * HOUR_MS)
@@ -33,7 +36,7 @@ def join_log(key: pa.Array, time_ms: I64, log: tuple[pa.Array, I64], window_hour
     log_code = _codes(log_key, distinct)
     order = np.lexsort((log_time, log_code))
     log_code, log_time = log_code[order], log_time[order]
-    at = count_before(log_code, log_time, code, time_ms)
+    at = count_before(log_code, log_time, code, time_ms - skew_ms)
     inside = at < len(log_code)
     safe = np.where(inside, at, 0)
     seen = np.zeros(len(code), np.bool_)

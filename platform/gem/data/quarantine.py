@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gem.data import store_write
+from gem.data.pieces import read_piece, write_piece
+from gem.data.raw import QUARANTINE_SCHEMA
 from gem.errors import DataError
+
+CONFLICT = "conflicting_duplicate"
 
 
 def by_table(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -23,13 +28,11 @@ def by_table(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return out
 
 
-def write(store: Path, work: Path, records: Sequence[dict[str, Any]]) -> dict[str, store_write.Entry]:
-    """Write `quarantine/<table>.parquet` (row, reason, file) and return the manifest entries."""
+def write(store: Path, work: Path, window: int, records: Sequence[dict[str, Any]]) -> dict[str, store_write.Entry]:
+    """Write `quarantine/<table>-<window>.parquet` (row, reason, file) and return the manifest entries."""
     tables = collect(work, records)
-    return {
-        f"quarantine/{t}.parquet": store_write.write_table(store, f"quarantine/{t}.parquet", rows)
-        for t, rows in tables.items()
-    }
+    paths = {table: f"quarantine/{table}-{window:05d}.parquet" for table in tables}
+    return {path: store_write.write_table(store, path, tables[table]) for table, path in paths.items()}
 
 
 def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table]:
@@ -40,9 +43,19 @@ def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table
         table, role = record["job"]["table"], _role(record)
         mine = [r for r in record["quarantined"] if owner[table, r][0] == role]
         if mine:
-            rows = pq.read_table(work / "quarantine" / f"{record['job']['number']:05d}.parquet")
+            rows = read_piece(work / "quarantine" / record["piece"])
             parts.setdefault(table, []).append(rows.filter(pc.is_in(rows["reason"], value_set=pa.array(mine))))
     return {table: pa.concat_tables(found) for table, found in sorted(parts.items())}
+
+
+def conflict_record(work: Path, table: str, role: str, shard: int, rows: pa.Table) -> dict[str, Any]:
+    """Set rows aside that have the key of another row and say something else; a record as the first pass makes it."""
+    piece = f"conflict-{role}-{table}-{shard:03d}"
+    texts = [json.dumps(row, ensure_ascii=False, default=str) for row in rows.to_pylist()]
+    reasons = [CONFLICT] * len(texts)
+    write_piece(work / "quarantine" / piece, pa.table([texts, reasons, [""] * len(texts)], schema=QUARANTINE_SCHEMA))
+    job = {"table": table, "role": role, "source": -1, "label": ""}
+    return {"job": job, "piece": piece, "raw_rows": 0, "quarantined": {CONFLICT: len(texts)}}
 
 
 def check(records: Sequence[dict[str, Any]], limit: float, work: Path, beside: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gem.data.days import DAY_MS, HOUR_MS, Split, day_number, day_text, local_ms
 from gem.data.spec import DatasetSpec
@@ -14,33 +13,11 @@ from gem.errors import DataError
 
 MAX_CONFLICT_SHARE = 0.01  # of impressions; true repeats of a log line agree in ad and time
 
-Ints = npt.NDArray[np.integer[Any]]
-
-
-def count_conflicts(keys: Sequence[Ints], values: Sequence[Ints]) -> int:
-    """Rows beyond the first of each `keys` tuple whose group disagrees in any of `values`; all arrays [N].
-
-    With keys (user, duplicate key) and values (ad, time): rows that would be dropped as repeats of another
-    impression than they are.
-    """
-    if not len(keys[0]):
-        return 0
-    order = np.lexsort(tuple(reversed(tuple(keys))))
-    new = np.ones(len(order), np.bool_)
-    new[1:] = np.logical_or.reduce([k[order[1:]] != k[order[:-1]] for k in keys])
-    starts = np.flatnonzero(new)
-    sizes = np.diff(np.append(starts, len(order)))
-    differ = np.zeros(len(starts), np.bool_)
-    for value in values:
-        ordered = value[order]
-        differ |= np.minimum.reduceat(ordered, starts) != np.maximum.reduceat(ordered, starts)
-    return int((sizes[differ] - 1).sum())
-
 
 def check_distinct(spec: DatasetSpec, shards: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a duplicate key that is shared by different impressions (a request id, times in whole seconds)."""
     conflicts = sum(int(s["conflicts"]) for s in shards)
-    rows = sum(int(s["impressions"]) + int(s["duplicates"]) for s in shards)
+    rows = sum(int(s["impressions"]) + int(s["duplicates"]) + int(s["conflicts"]) for s in shards)
     if not rows or conflicts <= MAX_CONFLICT_SHARE * rows:
         return
     imp = spec.impressions

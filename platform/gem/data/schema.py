@@ -19,12 +19,17 @@ UNKNOWN_ENTITY = 0  # index 0 of the user and ad tables is the entity nobody has
 
 @dataclass(frozen=True)
 class Field:
-    """One categorical input: `name` reads rows of embedding table `table` (shared tables allowed)."""
+    """One categorical input: `name` reads rows of embedding table `table` (shared tables allowed).
+
+    multi:   any number of rows for an entity, their mean is read
+    hashes:  above 0, one value of an open vocabulary: exactly so many rows for every entity (then also `multi`)
+    """
 
     name: str
     table: str
     rows: int
     multi: bool = False
+    hashes: int = 0
 
 
 @dataclass(frozen=True)

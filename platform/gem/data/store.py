@@ -1,10 +1,12 @@
 """Read side of the feature store: entities, timelines and impressions as flat numpy arrays.
 
+Timelines and impressions are maps of files (see `gem.data.reader_cache`): read-only, shared by all processes.
 Letters: U users and A ads (entity rows, row 0 unknown), E events, N impressions, K tasks.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from gem.data.batch import EntityRows
 from gem.data.days import Split
 from gem.data.encoding import Encoder
 from gem.data.keys import KeyIndex
+from gem.data.reader_build import EVENT_COLUMNS, ROW_COLUMNS
+from gem.data.reader_cache import ReaderCache, open_cache
 from gem.data.rows import SideRows
 from gem.data.schema import Schema, Side
 from gem.data.spec import DatasetSpec, parse_spec
@@ -29,6 +33,7 @@ from gem.errors import StoreError
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
+_VOCABULARIES = "vocabularies.parquet"
 
 
 class EntityTable:
@@ -100,14 +105,14 @@ class Impressions:
     true: dict[str, F32]
     day: npt.NDArray[np.int16]
     days: tuple[str, ...]
-    rows: I64  # [N] row of `context`
+    rows: npt.NDArray[np.integer] | None = None  # [N] row of `context`; None: impression i has row i
 
     def __len__(self) -> int:
         return len(self.user)
 
     def context_rows(self, idx: npt.NDArray[np.integer]) -> EntityRows:
         """Context features of the impressions `idx` [B]."""
-        return self.context.take(self.rows[idx])
+        return self.context.take(idx if self.rows is None else self.rows[idx])
 
     def take(self, idx: npt.NDArray[np.integer]) -> Impressions:
         """The impressions `idx`, in that order; context columns are shared, not copied."""
@@ -124,7 +129,7 @@ class Impressions:
             true={name: p[idx] for name, p in self.true.items()},
             day=self.day[idx],
             days=self.days,
-            rows=self.rows[idx],
+            rows=idx if self.rows is None else self.rows[idx],
         )
 
 
@@ -136,6 +141,7 @@ class FeatureStore:
         self.manifest = manifest
         self.encoder = encoder
         self._entities: dict[str, EntityTable] = {}
+        self._arrays: ReaderCache | None = None
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = True) -> FeatureStore:
@@ -147,7 +153,10 @@ class FeatureStore:
         manifest = _read_manifest(path)
         for relative, entry in manifest["files"].items():
             _check_file(path, relative, entry, verify)
-        encoder = Encoder.from_json((path / store_write.ENCODER).read_text(encoding="utf-8"))
+        if _VOCABULARIES in manifest["files"]:
+            encoder = Encoder.load(path)
+        else:
+            encoder = Encoder.from_json((path / store_write.ENCODER).read_text(encoding="utf-8"))
         if encoder.schema.hash != manifest["schema_hash"]:
             raise StoreError(f"{path}: encoder.json has another schema than the manifest; preprocess again")
         return cls(path, manifest, encoder)
@@ -186,49 +195,59 @@ class FeatureStore:
 
     def timelines(self) -> Timelines:
         """Every user's events of all days, E rows in user order."""
-        parts = [pq.read_table(self.path / f) for f in store_write.paths_of(self.manifest["files"], "timelines")]
-        num_users = int(self.manifest["rows"]["users"]) + 1
-        if not parts:
-            return Timelines(
-                np.zeros(num_users + 1, np.int64), *(np.zeros(0, t) for t in ("i4", "u1", "u2", "i2", "u1", "i8", "i8"))
-            )
-        table = pa.concat_tables(parts)
-        user = table["user"].to_numpy()
-        order = np.argsort(user, kind="stable")  # files are in day order: each user's events stay oldest first
-        counts = np.bincount(user, minlength=num_users)
-        names = ("ad", "kind", "flags", "surface", "dwell", "time_ms", "known_ms")
-        return Timelines(np.concatenate([[0], np.cumsum(counts)]), *(table[n].to_numpy()[order] for n in names))
+        arrays = self._cache()
+        return Timelines(arrays.array("timelines/offsets"), *(arrays.array(f"timelines/{n}") for n in EVENT_COLUMNS))
 
     def impressions(self, days: Sequence[str] | None = None) -> Impressions:
-        """Impressions of the given days (all if None), N rows. Raises StoreError for a day that is not in the store."""
+        """Impressions of the given days (all if None), N rows; a copy only if the days are no neighbours in order.
+
+        Raises StoreError for a day that is not in the store.
+        """
         wanted = self.days if days is None else tuple(days)
         absent = [d for d in wanted if d not in self.days]
         if absent:
             raise StoreError(f"{self.path}: no impressions on {absent}; the store has {list(self.days)}")
-        parts, day = [], []
-        for i, name in enumerate(wanted):
-            for relative in store_write.paths_of(self.manifest["files"], "impressions", name):
-                parts.append(pq.read_table(self.path / relative))
-                day.append(np.full(parts[-1].num_rows, i, np.int16))
-        if not parts:
+        if not wanted:
             raise StoreError(f"{self.path}: no day was asked for; the store has {list(self.days)}")
-        return self._impressions(pa.concat_tables(parts).combine_chunks(), np.concatenate(day), wanted)
+        arrays = self._cache()
+        ends = dict(zip(arrays.days, np.cumsum(list(arrays.days.values())).tolist(), strict=True))
+        bounds = [(ends[d] - arrays.days[d], ends[d]) for d in wanted]
+        day = np.repeat(np.arange(len(wanted), dtype=np.int16), [end - start for start, end in bounds])
+        if all(left[1] == right[0] for left, right in itertools.pairwise(bounds)):
+            return self._impressions(bounds[0][0], bounds[-1][1], day, wanted)
+        every = self._impressions(0, sum(arrays.days.values()), np.zeros(0, np.int16), wanted)
+        every.day = np.zeros(len(every), np.int16)
+        some = every.take(np.concatenate([np.arange(*bound) for bound in bounds]))
+        some.day = day
+        return some
 
-    def _impressions(self, table: pa.Table, day: npt.NDArray[np.int16], days: tuple[str, ...]) -> Impressions:
-        prefix = store_write.CONTEXT_PREFIX
-        context = {n.removeprefix(prefix): table[n] for n in table.column_names if n.startswith(prefix)}
-        context["surface"] = table["surface"]
-        raw = np.stack([table[f"label_{t.name}"].to_numpy() for t in self.schema.tasks], 1)
+    def _impressions(self, start: int, end: int, day: npt.NDArray[np.int16], days: tuple[str, ...]) -> Impressions:
+        arrays = self._cache()
+
+        def part(name: str) -> npt.NDArray[Any]:
+            return arrays.array(f"impressions/{name}")[start:end]
+
+        side, folder = self.schema.context, "impressions/context"
+        multi = {
+            f.name: (arrays.array(f"{folder}/multi/{f.name}.offsets"), arrays.array(f"{folder}/multi/{f.name}.values"))
+            for f in side.fields
+            if f.multi
+        }
+        matrices = (arrays.array(f"{folder}/numeric"), arrays.array(f"{folder}/vectors"))
         return Impressions(
-            **{n: table[n].to_numpy() for n in ("impression_id", "user", "ad", "time_ms", "cut", "surface")},
-            labels=(raw == 1).astype(np.float32),
-            mask=(raw >= 0).astype(np.float32),
-            context=SideRows(self.schema.context, context, table.num_rows),
-            true={n.removeprefix("true_"): table[n].to_numpy() for n in table.column_names if n.startswith("true_")},
+            **{n: part(n) for n in ROW_COLUMNS},
+            labels=part("labels"),
+            mask=part("mask"),
+            context=SideRows.of_arrays(side, arrays.array(f"{folder}/ids"), multi, matrices).part(start, end),
+            true={n: part(f"true/{n}") for n in arrays.names("impressions/true")},
             day=day,
             days=days,
-            rows=np.arange(table.num_rows),
         )
+
+    def _cache(self) -> ReaderCache:
+        if self._arrays is None:
+            self._arrays = open_cache(self.path, self.manifest, self.schema)
+        return self._arrays
 
     def _entity(self, name: str, relative: str, side: Side) -> EntityTable:
         if name not in self._entities:

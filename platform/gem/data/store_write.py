@@ -1,12 +1,20 @@
 """Write side of the feature store: partitions, entity tables, manifest. `gem.data.store` reads it.
 
-    manifest.json  spec.json  schema.json  encoder.json
-    entities/{users,ads}.parquet                 row i = entity index i; row 0 = the unknown entity
+    manifest.json  spec.json  schema.json  encoder.json  vocabularies.parquet
+    entities/{users,ads}.parquet                    row i = entity index i; row 0 = the unknown entity
     timelines/day=<day|before>/shard-000.parquet    sorted by (user, known_ms, time_ms, order)
     impressions/day=<day>/shard-000.parquet         sorted by (user, time_ms, impression_id)
-    quarantine/<table>.parquet
+    quarantine/<table>-<window>.parquet
 
-The manifest is written last: a store without one is not a store.
+What only the next window needs, and no reader:
+
+    raw/{users,ads}.parquet          key and raw features, row i = entity index i + 1
+    index/shard-000.parquet          key, user, events (so far) of the shard's users, by user index
+    counts/{total,held}.parquet      how often values occurred on training days, and on later days
+    outcomes/<label>/<window>.parquet    rows of a label log
+
+The manifest is written last: a store without one is not a store. Files may be hard links to those of the store before,
+so a file is never changed in place: every write goes beside and is renamed.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,16 +30,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gem.data.days import BEFORE
+from gem.data.days import BEFORE, day_number, day_text
 
-VERSION = 1
+VERSION = 2
 MANIFEST, SPEC, SCHEMA, ENCODER = "manifest.json", "spec.json", "schema.json", "encoder.json"
 USERS, ADS = "entities/users.parquet", "entities/ads.parquet"
+RAW_USERS, RAW_ADS = "raw/users.parquet", "raw/ads.parquet"
+TOTAL, HELD = "counts/total.parquet", "counts/held.parquet"
 CONTEXT_PREFIX = "ctx_"
+BEFORE_NUMBER = -(2**31) + 1  # partition number of `before`; others are days since 1970-01-01
 
-Entry = dict[str, Any]  # sha256, bytes, rows
+_RANDOM = ("dup", "impression_id")  # hashes: nothing makes them smaller
+_RISING = ("user", "time_ms", "known_ms", "cut", "events")  # neighbours differ little
+
+Entry = dict[str, Any]  # sha256, bytes, rows; min_ms and max_ms where the rows have times
 
 
 def partition_path(kind: str, day: str, shard: int) -> str:
@@ -38,36 +54,70 @@ def partition_path(kind: str, day: str, shard: int) -> str:
     return f"{kind}/day={day}/shard-{shard:03d}.parquet"
 
 
-def write_table(store: Path, relative: str, table: pa.Table) -> Entry:
+def partition_name(number: int) -> str:
+    """Day text of a partition number."""
+    return BEFORE if number == BEFORE_NUMBER else day_text(number)
+
+
+def partition_number(relative: str) -> int:
+    """Partition number of a path `<kind>/day=<day>/shard-000.parquet`."""
+    name = relative.split("/")[1].removeprefix("day=")
+    return BEFORE_NUMBER if name == BEFORE else day_number(name)
+
+
+def partition_numbers(days: npt.NDArray[np.int32], first_day: int) -> npt.NDArray[np.int32]:
+    """Partition of every event by its local day, [E] -> [E]: all days before `first_day` are one."""
+    return np.where(days >= first_day, days, BEFORE_NUMBER).astype(np.int32)
+
+
+def index_path(shard: int) -> str:
+    """Relative path of the user index of a shard."""
+    return f"index/shard-{shard:03d}.parquet"
+
+
+def write_table(store: Path, relative: str, table: pa.Table, level: int = 1) -> Entry:
     """Write one Parquet file below `store` and return its manifest entry."""
     path = store / relative
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.combine_chunks(), path, compression="zstd", write_page_checksum=True)
-    return file_entry(path, table.num_rows)
+    beside = path.with_name(path.name + ".tmp")
+    names = table.column_names
+    pq.write_table(
+        table,
+        beside,
+        compression={n: "none" if n in _RANDOM else "zstd" for n in names},
+        compression_level={n: level for n in names if n not in _RANDOM},
+        use_dictionary=[n for n in names if n not in _RANDOM and n not in _RISING],
+        column_encoding={n: "DELTA_BINARY_PACKED" for n in names if n in _RISING},
+        write_statistics=["time_ms"] if "time_ms" in names else False,
+        write_page_checksum=True,
+    )
+    beside.replace(path)
+    entry = file_entry(path, table.num_rows)
+    if "time_ms" in table.column_names and table.num_rows:
+        ends = pc.min_max(table["time_ms"]).as_py()
+        entry |= {"min_ms": ends["min"], "max_ms": ends["max"]}
+    return entry
 
 
 def write_text(store: Path, relative: str, text: str) -> Entry:
     """Write one UTF-8 text file below `store` and return its manifest entry."""
     path = store / relative
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
     return file_entry(path, 0)
 
 
-def write_by_day(
-    store: Path, kind: str, shard: int, table: pa.Table, days: npt.NDArray[np.generic]
-) -> dict[str, Entry]:
-    """Write the rows of each day ([N] day texts) to the day's file of this shard, their order kept."""
-    out: dict[str, Entry] = {}
-    if not len(days):
-        return out
-    order = np.argsort(days, kind="stable")
-    names, starts = np.unique(days[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(days)]
-    for name, start, end in zip(names.tolist(), starts.tolist(), ends, strict=True):
-        relative = partition_path(kind, str(name), shard)
-        out[relative] = write_table(store, relative, table.take(pa.array(order[start:end])))
-    return out
+def link_files(source: Path, target: Path, files: Iterable[str]) -> None:
+    """Make the files of one store appear in another: hard links, copies where the disk has none."""
+    for relative in files:
+        path = target / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / relative, path)
+        except OSError:
+            shutil.copy2(source / relative, path)
 
 
 def file_entry(path: Path, rows: int) -> Entry:
@@ -100,6 +150,12 @@ def write_manifest(store: Path, manifest: Mapping[str, Any]) -> str:
         os.fsync(f.fileno())
     beside.replace(store / MANIFEST)
     return manifest_hash(manifest)
+
+
+def read_manifest(store: Path) -> dict[str, Any]:
+    """The manifest as it stands; the caller handles a missing or broken one."""
+    manifest: dict[str, Any] = json.loads((store / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
 def paths_of(files: Iterable[str], kind: str, day: str | None = None) -> list[str]:

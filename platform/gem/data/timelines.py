@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gem.errors import DataError
 
@@ -18,25 +20,95 @@ Ints = npt.NDArray[np.integer]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Packing:
+    """(group, time) pairs as one int64 whose order is that of the pairs.
+
+    Made for the pairs of `time`; other times compare rightly too: they are cut to just outside the range.
+    Where group and time range need more than 63 bits together, times are replaced by their ranks.
+    """
+
+    def __init__(self, time: Ints, num_groups: int) -> None:
+        low, high = (int(time.min()), int(time.max())) if len(time) else (0, 0)
+        self._ranks: I64 | None = None
+        if (high - low + 3) * (num_groups + 1) >= 2**63:
+            self._ranks = np.unique(time).astype(np.int64)
+            low, high = 0, len(self._ranks)
+        self._low, self._span = low - 1, high - low + 3
+
+    def pack(self, group: Ints, time: Ints) -> I64:
+        """[N] int64 codes; group must be 0 <= group < num_groups (or is compared only with its own codes)."""
+        value: I64 = time.astype(np.int64) if self._ranks is None else np.searchsorted(self._ranks, time, side="left")
+        inside = np.clip(value - self._low, 0, self._span - 1)
+        out: I64 = group.astype(np.int64) * self._span + inside
+        return out
+
 
 def timeline_order(user: Ints, known_ms: Ints, time_ms: Ints, ties: Sequence[Ints] = ()) -> I64:
     """Permutation [E] that sorts events by (user, known_ms, time_ms, *ties).
 
     Give enough ties and the result does not depend on the order of the input.
     """
-    keys = (*reversed(tuple(ties)), time_ms, known_ms, user)
-    return np.lexsort(keys).astype(np.int64)
+    return grouped_order((user,), known_ms, (time_ms, *ties))
 
 
-def first_of_each(keys: Sequence[Ints], ties: Sequence[Ints] = ()) -> Bools:
-    """Mask [E]: True for one row of every distinct `keys` tuple, the smallest by `ties` (then by position)."""
-    order = np.lexsort((*reversed(tuple(ties)), *reversed(tuple(keys))))
-    keep = np.zeros(len(order), np.bool_)
-    if len(order):
-        new = np.ones(len(order), np.bool_)
-        new[1:] = np.logical_or.reduce([k[order[1:]] != k[order[:-1]] for k in keys])
-        keep[order[new]] = True
-    return keep
+def grouped_order(groups: Sequence[Ints], time: Ints, ties: Sequence[Ints] = ()) -> I64:
+    """Permutation [E] that sorts by (*groups, time, *ties). Groups are non-negative, or partition numbers first."""
+    if not len(time):
+        return np.zeros(0, np.int64)
+    group = groups[0].astype(np.int64)
+    if len(groups) > 1:  # few partitions: their ranks, and times counted from the start of each
+        distinct, rank = _ranks(group)
+        starts = np.full(len(distinct), np.iinfo(np.int64).max)
+        np.minimum.at(starts, rank, time)
+        time = time - starts[rank]
+        group = rank * (int(groups[1].max()) + 1) + groups[1]
+    code = Packing(time, int(group.max()) + 1).pack(group, time)
+    order: I64 = np.argsort(code)
+    code = code[order]
+    same = code[1:] == code[:-1]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    if len(tied):  # equal codes are neighbours: sorting the tied rows alone keeps every group in its place
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((*(t[rows] for t in reversed(tuple(ties))), code[tied]))]
+    return order
+
+
+def _ranks(values: I64) -> tuple[I64, I64]:
+    """(distinct values sorted, rank of each value); meant for few distinct ones."""
+    coded = pa.array(values).dictionary_encode()
+    distinct = coded.dictionary.to_numpy()
+    order = np.argsort(distinct)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return distinct[order], place[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def repeated(keys: Sequence[Ints]) -> Bools:
+    """Mask [E]: rows that may share their `keys` tuple with another row. Few other rows are marked too."""
+    mixed = np.zeros(len(keys[0]), np.uint64)
+    for key in keys:
+        mixed = (mixed ^ key.astype(np.int64).view(np.uint64)) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+    ordered = np.sort(mixed)
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(again):
+        return np.zeros(len(mixed), np.bool_)
+    out: Bools = is_in(pa.array(mixed), pa.array(np.unique(again)))
+    return out
+
+
+def rank_in_run(*keys: Ints) -> I64:
+    """Position of every row within its run of equal neighbouring `keys`, [E] from 0."""
+    size = len(keys[0])
+    new = np.ones(size, np.bool_)
+    if size:
+        new[1:] = np.logical_or.reduce([k[1:] != k[:-1] for k in keys])
+    starts = np.flatnonzero(new)
+    out: I64 = np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))
+    return out
 
 
 def user_offsets(user: Ints, num_users: int) -> I64:
@@ -48,17 +120,14 @@ def user_offsets(user: Ints, num_users: int) -> I64:
 def count_before(group: Ints, time: Ints, query_group: Ints, query_time: Ints) -> I64:
     """Rows that sort strictly before (query_group, query_time), [N]; (group, time) must be sorted.
 
-    Times are replaced by their ranks first, so that group and time fit one int64 whatever their size.
     Raises DataError if the rows are not sorted.
     """
-    distinct = np.unique(time)
-    rank = np.searchsorted(distinct, time)
-    span = np.int64(len(distinct) + 1)
-    composite = group.astype(np.int64) * span + rank
-    if len(composite) and bool((np.diff(composite) < 0).any()):
+    groups = 1 + max((int(g.max()) for g in (group, query_group) if len(g)), default=0)
+    packing = Packing(time, groups + 1)
+    code = packing.pack(group, time)
+    if len(code) and bool((code[1:] < code[:-1]).any()):
         raise DataError("events must be sorted by (user, known_ms) before cuts are taken; sort with timeline_order")
-    query = query_group.astype(np.int64) * span + np.searchsorted(distinct, query_time, side="left")
-    out: I64 = np.searchsorted(composite, query, side="left").astype(np.int64)
+    out: I64 = np.searchsorted(code, packing.pack(query_group, query_time), side="left").astype(np.int64)
     return out
 
 
@@ -69,3 +138,16 @@ def cuts(event_user: Ints, known_ms: Ints, impression_user: Ints, time_ms: Ints)
     """
     start = np.searchsorted(event_user, impression_user, side="left")
     return (count_before(event_user, known_ms, impression_user, time_ms) - start).astype(np.int32)
+
+
+def numpy_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.generic]:
+    """A column without nulls as one NumPy array."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    out: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
+    return out
+
+
+def is_in(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> Bools:
+    """Mask [N] of the values that are among `values`."""
+    out: Bools = numpy_of(pc.is_in(column, value_set=values)).astype(np.bool_)
+    return out

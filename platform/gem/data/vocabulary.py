@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gem.data.lookup import Positions
 from gem.data.schema import NULL, NUM_RESERVED, OOV
 
 I32 = npt.NDArray[np.int32]
@@ -25,9 +26,18 @@ _SMALL = 4096  # below it a lookup in a cached dict is cheaper than building a h
 class Vocabulary:
     """Text value -> table row. `values[i]` has row `i + 3`."""
 
-    def __init__(self, values: Iterable[str]) -> None:
-        self.values = pa.array(list(values), pa.string())
+    def __init__(self, values: pa.Array | Iterable[str]) -> None:
+        self.values = values if isinstance(values, pa.Array) else pa.array(list(values), pa.string())
         self._row_of: dict[str, int] | None = None
+        self._positions: Positions | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and bool(self.values.equals(other.values))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Vocabulary], tuple[pa.Array]]:
+        return Vocabulary, (self.values,)  # without what look-ups have built
 
     @property
     def rows(self) -> int:
@@ -47,35 +57,53 @@ class Vocabulary:
         return self._row_of.get(value, OOV)
 
     def lookup(self, values: pa.Array) -> I32:
-        """Rows of text values, [N] -> [N] int32."""
+        """Rows of values (integers or text), [N] -> [N] int32."""
         if len(values) < _SMALL:
-            return np.array([self.row(v) for v in values.to_pylist()], np.int32)
-        found = pc.index_in(values, value_set=self.values)
-        rows: I32 = pc.fill_null(pc.add(found, NUM_RESERVED), OOV).to_numpy(zero_copy_only=False).astype(np.int32)
+            return np.array([self.row(v) for v in as_text(values).to_pylist()], np.int32)
+        if self._positions is None:
+            self._positions = Positions(self.values)
+        found = self._positions.find(values)
+        rows = np.where(found < 0, np.int32(OOV), found + np.int32(NUM_RESERVED))
         if values.null_count:
-            rows[values.is_null().to_numpy(zero_copy_only=False)] = NULL
+            rows[np.asarray(values.is_null())] = NULL
         return rows
 
 
-def fit_vocabulary(counts: pa.Table, min_count: int = 1, max_rows: int = 1_000_000) -> Vocabulary:
+def fit_vocabulary(
+    counts: pa.Table, min_count: int = 1, max_rows: int = 1_000_000, old: Vocabulary | None = None
+) -> Vocabulary:
     """Keep the most frequent values, ties by value, at most `max_rows` rows with the reserved ones.
 
-    `counts`: columns value (text), count. A value with a count of 0 was never met in training: not kept.
+    `counts`: columns value (text), count; a value with a count of 0 was never met in training: not kept.
+    With `old`, its values keep their rows whatever their count is now, and the others are put behind them; `old` itself
+    is returned if there are none.
     """
     kept = counts.filter(pc.greater_equal(counts["count"], max(1, min_count)))
+    if old is not None:
+        found = Positions(old.values).find(kept["value"].combine_chunks())
+        kept = kept.filter(pa.array(found < 0))
     order = pc.sort_indices(kept, sort_keys=[("count", "descending"), ("value", "ascending")])
-    return Vocabulary(kept["value"].take(order[: max(0, max_rows - NUM_RESERVED)]).to_pylist())
+    room = max(0, max_rows - (NUM_RESERVED if old is None else old.rows))
+    new = kept["value"].take(order[:room]).combine_chunks()
+    if old is None:
+        return Vocabulary(new)
+    return Vocabulary(pa.concat_arrays([old.values, new])) if len(new) else old
 
 
 def count_values(values: pa.Array | pa.ChunkedArray, weights: npt.NDArray[np.int64] | None = None) -> pa.Table:
-    """Count text values ([N] or a list per row), each weighted; nulls are left out."""
+    """Count values ([N] or a list per row), each weighted; nulls are left out. Columns value (text), count."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    weight = np.ones(len(array), np.int64) if weights is None else weights
+    weight = weights
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        weight = weight[pc.list_parent_indices(array).to_numpy(zero_copy_only=False)]
+        if weight is not None:
+            weight = weight[pc.list_parent_indices(array).to_numpy(zero_copy_only=False)]
         array = pc.list_flatten(array)
-    table = pa.table({"value": as_text(array), "count": weight})
-    return merge_counts([table.filter(pc.is_valid(table["value"]))])
+    array = as_values(array)
+    coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    codes = pc.fill_null(coded.indices, len(coded.dictionary)).to_numpy(zero_copy_only=False)
+    sums = np.zeros(len(coded.dictionary) + 1, np.int64)
+    np.add.at(sums, codes, 1 if weight is None else weight)
+    return pa.table({"value": coded.dictionary.cast(pa.string()), "count": sums[:-1]}, schema=COUNTS)
 
 
 def merge_counts(parts: Sequence[pa.Table]) -> pa.Table:
@@ -83,6 +111,14 @@ def merge_counts(parts: Sequence[pa.Table]) -> pa.Table:
     tables = [p.select(["value", "count"]).cast(COUNTS) for p in parts] or [COUNTS.empty_table()]
     total = pa.concat_tables(tables).group_by("value").aggregate([("count", "sum")])
     return total.select(["value", "count_sum"]).rename_columns(["value", "count"]).cast(COUNTS)
+
+
+def as_values(values: Any) -> pa.Array:
+    """Any column or Python sequence as what look-ups take: integers as they are, everything else `as_text`."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if isinstance(array, pa.Array) and pa.types.is_integer(array.type):
+        return array
+    return as_text(array)
 
 
 def as_text(values: Any) -> pa.Array:

@@ -2,7 +2,7 @@
 
     <bundle>/bundle.json        name, kind, group, parents, created_utc
              schema.json config.json calibration.json metrics.json
-             spec.json encoder.json [vocab/*.parquet]     how raw data become ids (copied from the store)
+             spec.json encoder.json vocabularies.parquet  how raw data become ids (copied from the store)
              weights.safetensors
              manifest.json      sha256 and size of every file; key, dtype and shape of every weight
 
@@ -36,6 +36,7 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 OWN_FILES = ("bundle.json", "schema.json", "config.json", "calibration.json", "metrics.json", WEIGHTS)
 FROM_STORE = ("spec.json", "encoder.json")
+VOCABULARIES = "vocabularies.parquet"  # the values of encoder.json
 ENDINGS = (".json", ".parquet", ".safetensors", ".txt", ".yaml")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -155,8 +156,8 @@ def load_bundle(path: Path, *, expected_hash: str | None = None, schema: Schema 
 def store_files(store: Path) -> dict[str, Path | bytes]:
     """The files a bundle takes over from a feature store: spec, encoder and vocabularies."""
     out: dict[str, Path | bytes] = {name: store / name for name in FROM_STORE}
-    for file in sorted((store / "vocab").glob("*.parquet")):
-        out[f"vocab/{file.name}"] = file
+    if (store / VOCABULARIES).is_file():
+        out[VOCABULARIES] = store / VOCABULARIES
     return out
 
 
@@ -182,7 +183,8 @@ def _flat(schema: Schema) -> dict[str, str]:
     for side in ("user", "ad", "context"):
         part = raw[side]
         for f in part["fields"]:
-            out[f"{side}.fields.{f['name']}"] = f"table={f['table']} rows={f['rows']} multi={f['multi']}"
+            kind = f"multi={f['multi']}" + (f" hashes={f['hashes']}" if f["hashes"] else "")
+            out[f"{side}.fields.{f['name']}"] = f"table={f['table']} rows={f['rows']} {kind}"
         out[f"{side}.numeric"] = str(list(part["numeric"]))
         out[f"{side}.vectors"] = str([list(v) for v in part["vectors"]])
     return out

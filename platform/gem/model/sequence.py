@@ -47,6 +47,15 @@ def flag_bits(flags: Tensor, num_flags: int) -> Tensor:
     return ((flags.unsqueeze(1) >> torch.arange(num_flags, device=flags.device)) & 1).float()
 
 
+def one_number(rows: Tensor, hashes: int) -> Tensor:
+    """Rows of an open vocabulary, [A * hashes] -> [A]: equal where all rows are, reserved rows as they are."""
+    rows_AK = rows.view(-1, hashes)
+    mixed = torch.zeros_like(rows_AK[:, 0])
+    for k in range(hashes):
+        mixed = mixed * 0x5851F42D4C957F2D + rows_AK[:, k]  # modulo 2^64
+    return torch.where(rows_AK[:, 0] < NUM_RESERVED, rows_AK[:, 0], (mixed & ((1 << 62) - 1)) | (1 << 62))
+
+
 class TimelineReader(nn.Module):
     """Multi-head attention of an impression's queries over its user's events before the cut.
 
@@ -100,7 +109,8 @@ class MatchCounts(nn.Module):
         c[m, w, s] = Σ_{visible t, t in w} [value_m(t) = value_m(candidate)] · signal_s(t)
 
     given as log1p(c) and as c / (c[m, w, any] + 4), mapped to `num_tokens` tokens. (The hard search of SIM,
-    arXiv 2006.05639, as counts.) No gradient flows into the counts.
+    arXiv 2006.05639, as counts.) No gradient flows into the counts. A value of an open vocabulary matches where all
+    its rows do.
     """
 
     MAX_FIELDS = 6
@@ -108,10 +118,12 @@ class MatchCounts(nn.Module):
 
     def __init__(self, schema: Schema, dim: int, num_tokens: int) -> None:
         super().__init__()
-        single = [f for f in schema.ad.fields if not f.multi and f.name != "ad_id"]
+        single = [f for f in schema.ad.fields if (f.hashes or not f.multi) and f.name != "ad_id"]
         single.sort(key=lambda f: -f.rows)
         self.fields = tuple(f.name for f in single[: self.MAX_FIELDS])
-        self.num_kinds, self.num_flags = len(schema.kinds), len(schema.flags)
+        self.hashes = tuple(f.hashes for f in single[: self.MAX_FIELDS])
+        # Data without any event has one kind that never occurs: tokens of their bias alone.
+        self.num_kinds, self.num_flags = max(len(schema.kinds), 1), len(schema.flags)
         self.num_tokens, self.dim = num_tokens, dim
         width = 2 * (len(self.fields) + 3) * (len(self.GAPS) + 1) * (self.num_kinds + self.num_flags)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * dim), nn.GELU(), nn.Linear(2 * dim, num_tokens * dim))
@@ -127,7 +139,9 @@ class MatchCounts(nn.Module):
         t = batch.timeline
         kinds = F.one_hot(t.kind, self.num_kinds + 1)[:, 1:].float()
         signals = torch.cat([kinds, flag_bits(t.flags, self.num_flags)], dim=1)
-        values = torch.stack([batch.ads.ids[f] for f in self.fields], 1) if self.fields else None
+        ids = [batch.ads.ids[f] for f in self.fields]
+        ids = [one_number(v, k) if k else v for v, k in zip(ids, self.hashes, strict=True)]
+        values = torch.stack(ids, 1) if ids else None
         parts = []
         for block, signal_PLS in zip(packing.blocks, packing.gather_events(signals), strict=True):
             match_MPIL = torch.stack(self._matches(batch, block, values))

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from gem.data.batch import Batch, check_batch
 from gem.data.collate import ImpressionRows, collate
 from gem.data.store import FeatureStore, Impressions, Timelines
+from gem.training.plan import deal
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.integer]
 
 
 @dataclass
@@ -43,20 +44,21 @@ class StoreReader:
         self.rows_of = {f.name: f.rows for side in (schema.user, schema.ad, schema.context) for f in side.fields}
 
     def batch(self, at: IntArray) -> Batch:
-        """Collate and validate the impressions at these positions."""
+        """Collate and validate the impressions at these positions; the batch has them in user order."""
         imp = self.impressions
+        user = imp.user[at]
+        order = np.argsort(user, kind="stable")
+        at, user = at[order], user[order]
         rows = ImpressionRows(
-            user=imp.user[at].astype(np.int64), ad=imp.ad[at].astype(np.int64), time_ms=imp.time_ms[at],
-            cut=imp.cut[at].astype(np.int64), surface=imp.surface[at].astype(np.int64),
-            context=imp.context_rows(at), labels=imp.labels[at], mask=imp.mask[at],
+            user=user, ad=imp.ad[at], time_ms=imp.time_ms[at], cut=imp.cut[at], surface=imp.surface[at],
+            context=imp.context_rows(at), labels=imp.labels.take(at, axis=0), mask=imp.mask.take(at, axis=0),
             impression_id=imp.impression_id[at],
         )  # fmt: skip
         out = collate(self.store.users, self.store.ads, self.timelines, rows, self.max_history)
         if self.knowledge is not None:
-            order = np.argsort(rows.user, kind="stable")
             out.soft = {
-                "p": torch.from_numpy(self.knowledge.p[at][order]),
-                "known": torch.from_numpy(self.knowledge.known[at][order]),
+                "p": torch.from_numpy(self.knowledge.p[at]),
+                "known": torch.from_numpy(self.knowledge.known[at]),
             }
         check_batch(out, self.rows_of)
         return out
@@ -69,10 +71,36 @@ class StoreReader:
             out.soft["known"] = torch.zeros_like(out.soft["known"])
         return out
 
-    def costs(self) -> IntArray:
-        """Work of each impression: 1 + events it reads, for balancing ranks."""
-        read: IntArray = 1 + np.minimum(self.impressions.cut, self.max_history).astype(np.int64)
-        return read
+    def costs(self, at: IntArray | None = None) -> NDArray[np.int64]:
+        """Tokens of each impression (all if None): 1 + events it reads, for balancing ranks."""
+        cut = self.impressions.cut if at is None else self.impressions.cut[at]
+        return 1 + np.minimum(cut, self.max_history).astype(np.int64)
+
+
+@dataclass
+class RankShare:
+    """This rank's part of every global batch, and how evenly the batches were dealt.
+
+    `build` is called once for every global batch, in order; all ranks deal alike and so know all loads.
+    """
+
+    reader: StoreReader
+    rank: int = 0
+    world: int = 1
+    max_over_mean: list[float] = field(default_factory=list)  # tokens of the fullest rank over the mean, per batch
+
+    def build(self, at: IntArray) -> Batch:
+        """The batch of this rank's rows of the global batch `at` (positions in the reader's impressions)."""
+        if self.world == 1:
+            self.max_over_mean.append(1.0)
+            return self.reader.batch(at)
+        cost = self.reader.costs(at)
+        owner = deal(self.reader.impressions.user[at], cost, self.world)
+        loads = np.bincount(owner, weights=cost, minlength=self.world)
+        self.max_over_mean.append(float(loads.max() / loads.mean()))
+        mine = at[owner == self.rank]
+        # Every step is collective: a rank without rows takes part in it all the same.
+        return self.reader.batch(mine) if mine.size else self.reader.placeholder(at[:1])
 
 
 class Prefetch:

@@ -16,15 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gem.config import ModelConfig, TrainConfig, TransferConfig, config_hash
-from gem.data.batch import Batch
 from gem.data.schema import Schema
 from gem.errors import TrainingError
 from gem.model.gem import GEM, build_model
 from gem.model.ranker import ranker_weights, split_weights, weights_hash
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from gem.training.data import IntArray, Prefetch, StoreReader
+from gem.training.data import IntArray, Prefetch, RankShare, StoreReader
 from gem.training.learner import Learner
-from gem.training.plan import BatchPlan, plan_epoch, rank_share, remaining
+from gem.training.plan import BatchPlan, plan_epoch, remaining
 from gem.training.sharding import ShardedTables
 from gem.transfer.distillation import DistillationHead
 
@@ -112,8 +111,8 @@ def _distils(job: Job) -> bool:
 def _plan(job: Job, reader: StoreReader, epoch: int) -> BatchPlan:
     imp = reader.impressions
     return plan_epoch(
-        imp.user[job.rows].astype(np.int64),
-        imp.day[job.rows].astype(np.int64),
+        imp.user[job.rows],
+        imp.day[job.rows],
         batch_size=job.train.batch_impressions,
         window_days=job.train.window_days,
         seed=job.train.seed,
@@ -131,15 +130,8 @@ def _run_epoch(
     progress: Progress | None,
 ) -> None:
     epoch, first, total, key = where
-    rank, world = dist.get_rank(), dist.get_world_size()
-    user, cost = reader.impressions.user.astype(np.int64), reader.costs()
-
-    def build(at: IntArray) -> Batch:
-        mine = rank_share(at, user, cost, rank, world)
-        # Every step is collective: a rank without rows takes part in it all the same.
-        return reader.batch(mine) if mine.size else reader.placeholder(at[:1])
-
-    feed = Prefetch(build, (job.rows[at] for _, at in remaining(plan, first)))
+    share = RankShare(reader, dist.get_rank(), dist.get_world_size())
+    feed = Prefetch(share.build, (job.rows[at] for _, at in remaining(plan, first)))
     try:
         for index, batch in zip(range(first, len(plan)), feed, strict=False):
             report = learner.step(batch, global_rows=plan.batch(index).size)
@@ -152,6 +144,7 @@ def _run_epoch(
     finally:
         feed.close()
     clock.waited_s += feed.waited_s
+    clock.max_over_mean += share.max_over_mean
 
 
 class _Clock:
@@ -162,6 +155,7 @@ class _Clock:
         self.rows = self.steps = self.skipped = 0
         self.waited_s = 0.0
         self.loss: float | None = None
+        self.max_over_mean: list[float] = []
 
     def step(self, rows: int, losses: tuple[float, ...], skipped: bool) -> None:
         self.rows, self.steps, self.skipped = self.rows + rows, self.steps + 1, self.skipped + int(skipped)
@@ -174,6 +168,7 @@ class _Clock:
 
     def record(self, job: Job, total: int, start: Position) -> dict[str, Any]:
         seconds = max(time.perf_counter() - self.started, 1e-9)
+        balance = self.max_over_mean or [1.0]
         return {
             "name": job.name,
             "train_rows": int(job.rows.size),
@@ -183,5 +178,7 @@ class _Clock:
             "train_seconds": round(seconds, 2),
             "rows_per_s": round(self.rows * dist.get_world_size() / seconds, 1),
             "data_wait_share": round(self.waited_s / seconds, 4),
+            "tokens_max_over_mean": round(float(np.mean(balance)), 4),
+            "tokens_max_over_mean_worst": round(max(balance), 4),
             "last_loss": self.loss,
         }

@@ -7,6 +7,7 @@ every impression is seen once per epoch, and a position in the plan is an exact 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from gem.errors import TrainingError
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class BatchPlan:
     """rows: impression positions, batch after batch; bounds [num_batches + 1] cut them into batches."""
 
     rows: IntArray
-    bounds: IntArray
+    bounds: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -45,55 +46,68 @@ def plan_epoch(user: IntArray, day: IntArray, *, batch_size: int, window_days: i
     if user.size == 0:
         raise TrainingError("no impressions to train on: check the split and the spec")
     rng = np.random.default_rng([seed, epoch])
+    window = (day.astype(np.int32) - int(day.min())) // window_days
+    by_window = _stable_order(window)
+    counts = np.bincount(window)
     rows: list[IntArray] = []
-    sizes: list[int] = []
-    first = int(day.min())
-    for window in range(first, int(day.max()) + 1, window_days):
-        at = np.flatnonzero((day >= window) & (day < window + window_days))
+    sizes: list[NDArray[np.int64]] = []
+    for at in np.split(by_window, np.cumsum(counts)[:-1]):
         if at.size:
             ordered, cuts = _window_batches(user[at], rng, batch_size)
             rows.append(at[ordered])
-            sizes += cuts
-    return BatchPlan(np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+            sizes.append(cuts)
+    bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+    narrow = np.int32 if user.size < 2**31 else np.int64  # a plan per epoch is kept: half the memory
+    return BatchPlan(np.concatenate(rows, dtype=narrow), bounds)
 
 
-def _window_batches(user: IntArray, rng: np.random.Generator, batch_size: int) -> tuple[IntArray, list[int]]:
-    _, code, counts = np.unique(user, return_inverse=True, return_counts=True)
+def _window_batches(
+    user: IntArray, rng: np.random.Generator, batch_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Order of the rows of one window, and how many of them each batch takes."""
+    by_user = _stable_order(user)
+    ordered = user[by_user]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(first, append=user.size)
     # A very active user is split into runs of at most half a batch, each placed on its own.
-    run = np.empty(user.size, np.int64)
-    by_user = np.argsort(code, kind="stable")
-    within = np.arange(user.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    run[by_user] = within // max(batch_size // 2, 1)
-    _, unit = np.unique(code * (int(run.max()) + 1) + run, return_inverse=True)
-    position = rng.permutation(int(unit.max()) + 1)[unit]
-    ordered = np.lexsort((run, position))
-    cuts: list[int] = []
-    size = 0
-    for n in np.bincount(position).tolist():
-        if size + n > batch_size and size:
-            cuts.append(size)
-            size = 0
-        size += n
-    return ordered, [*cuts, size]
+    longest = max(batch_size // 2, 1)
+    pieces = -(-counts // longest)
+    run = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = np.repeat(first, pieces) + run * longest
+    lengths = np.diff(starts, append=user.size)
+    sequence = np.argsort(rng.permutation(starts.size))
+    lengths, starts = lengths[sequence], starts[sequence]
+    ends = np.cumsum(lengths)
+    at = np.repeat(starts - (ends - lengths), lengths) + np.arange(user.size)
+    # Each batch takes as many runs as fit.
+    bounds = [0]
+    while bounds[-1] < user.size:
+        bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + batch_size, side="right") - 1]))
+    return by_user[at], np.diff(bounds)
 
 
-def rank_share(rows: IntArray, user: IntArray, cost: IntArray, rank: int, world: int) -> IntArray:
-    """This rank's rows of a global batch: whole users, dealt so that the summed `cost` is balanced.
+def _stable_order(values: IntArray) -> NDArray[np.int64]:
+    """Stable sorting permutation; nothing is sorted that is in order already."""
+    if bool((values[1:] >= values[:-1]).all()):
+        return np.arange(values.size)
+    return np.argsort(values, kind="stable")
 
-    rows: positions of the batch; user, cost [N] over all impressions (cost e.g. 1 + events read).
-    Users are dealt in order of falling cost, back and forth over the ranks. A rank gets no rows when there
-    are fewer users than ranks.
+
+def deal(user: IntArray, cost: IntArray, world: int) -> NDArray[np.int64]:
+    """The rank of every row of a global batch [n]: whole users, so that the ranks' summed `cost` is balanced.
+
+    Users in order of falling cost, each to the rank with the least so far: the fullest and the emptiest rank differ by
+    at most one user. A rank gets no rows when there are fewer users than ranks.
     """
-    if world == 1:
-        return rows
-    _, code = np.unique(user[rows], return_inverse=True)
-    per_user = np.bincount(code, weights=cost[rows].astype(np.float64))
-    order = np.argsort(-per_user, kind="stable")
-    lap, place = np.divmod(np.arange(order.size), world)
-    owner = np.empty(order.size, np.int64)
-    owner[order] = np.where(lap % 2 == 0, place, world - 1 - place)
-    mine: IntArray = rows[owner[code] == rank]
-    return mine
+    _, code = np.unique(user, return_inverse=True)
+    per_user = np.bincount(code, weights=cost)
+    owner = np.zeros(per_user.size, np.int64)
+    loads = [(0.0, rank) for rank in range(world)]
+    for place in np.argsort(-per_user, kind="stable").tolist():  # per user, not per row
+        load, rank = loads[0]
+        owner[place] = rank
+        heapq.heapreplace(loads, (load + per_user[place], rank))
+    return owner[code]
 
 
 def remaining(plan: BatchPlan, start: int) -> Iterator[tuple[int, IntArray]]:

@@ -30,7 +30,7 @@ def predict(model: Ranker, reader: StoreReader, at: IntArray, batch_size: int = 
     out = Scores(np.zeros((at.size, num_tasks), np.float32), np.zeros((at.size, width), np.float32))
     for start in range(0, at.size, batch_size):
         positions = by_user[start : start + batch_size]
-        # `collate` keeps rows of equal users in order, and these rows are sorted by user already.
+        # A batch keeps rows of equal users in order, and these rows are sorted by user already.
         result = model(reader.batch(at[positions]))
         out.logits[positions] = result.logits.numpy()
         out.representation[positions] = result.representation.numpy()

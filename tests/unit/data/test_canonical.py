@@ -11,6 +11,7 @@ import pytest
 
 from gem.data.canonical import (
     read_impressions,
+    stable_hash64,
 )
 from gem.errors import DataError
 from tests.unit.data.small_log import BIG, CONTEXT, NOON, log_table, make_spec, reasons, write
@@ -151,6 +152,52 @@ def test_text_ids_are_normalised_and_kept(tmp_path):
     assert reasons(got) == ["null_user"]
     ids = got.rows["impression_id"].to_pylist()
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_d15_unicode_ids(tmp_path):
+    """One spelling per id, a length cap in bytes, no NUL; the hash of a kept id is a fixed number."""
+    longest, too_long = "é" * 128, "é" * 128 + "x"
+    users = ["e\u0301", "\u00e9", "🙂", longest, too_long, "x" * 10_000, "nu\x00l", "-1"]
+    path = write(tmp_path, log_table(u=users, a=["a"] * 7 + ["b" * 300]))
+    got = read_impressions(make_spec(), path)
+    assert got.rows["user"].to_pylist() == ["\u00e9", "\u00e9", "🙂", longest]
+    assert reasons(got) == ["id_too_long", "id_too_long", "bad_id", "id_too_long"]
+    assert stable_hash64(pa.array(["é"]), "user")[0] == stable_hash64(got.rows["user"].slice(0, 1), "user")[0]
+    lines = "".join(f"{u},a,x,{NOON},0,1\n" for u in users)
+    (tmp_path / "log.csv").write_text("u,a,tab,t,y,ref\n" + lines, encoding="utf-8")
+    assert reasons(read_impressions(make_spec(), tmp_path / "log.csv")) == ["id_too_long", "id_too_long", "bad_id"]
+
+
+def test_keys_of_labels_obey_the_same_rules(tmp_path):
+    got = read_impressions(make_spec(), write(tmp_path, log_table(ref=["k", None, "k" * 257])))
+    assert got.rows["key:conversion"].to_pylist() == ["k", None] and reasons(got) == ["id_too_long"]
+
+
+def test_bytes_that_are_no_text_in_parquet(tmp_path):
+    broken = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
+    with pytest.raises(DataError, match=r'column "u": .*Write the column again as UTF-8 text'):
+        read_impressions(make_spec(), write(tmp_path, log_table(u=broken)))
+
+
+def test_a_rating_becomes_a_label(tmp_path):
+    spec = make_spec(labels={"like": {"column": "y", "at_least": 4.0}})
+    got = read_impressions(spec, write(tmp_path, log_table(y=[3.5, 4.0, 5.0, None, -1.0, math.nan])))
+    assert got.rows["label:like"].to_pylist() == [0, 1, 1, -1, 0, -1]
+    (tmp_path / "log.csv").write_text(f"u,a,tab,t,y,ref\n1,2,x,{NOON},4,1\n1,2,x,{NOON},3,1\n1,2,x,{NOON},good,1\n")
+    got = read_impressions(spec, tmp_path / "log.csv")
+    assert got.rows["label:like"].to_pylist() == [1, 0] and reasons(got) == ["bad_label"]
+
+
+def test_numbers_of_a_csv_read_alike_with_and_without_a_value_to_clean(tmp_path):
+    """The short way of clean columns and the long way give the same numbers."""
+    lines = [f"{u},10,x,{NOON + 1},1,3,{v}" for u, v in ((7, "1.5"), (-8, "-2e3"), (9, ""), (BIG, "inf"))]
+    spec = make_spec(context={"features": [CONTEXT["features"][1]]})
+    (tmp_path / "log.csv").write_text("u,a,tab,t,y,ref,len\n" + "\n".join(lines) + "\n")
+    plain = read_impressions(spec, tmp_path / "log.csv").rows.to_pylist()
+    (tmp_path / "log.csv").write_text("u,a,tab,t,y,ref,len\n" + "\n".join(lines) + f"\n 11,10,x,+{NOON} ,true,3, 1 \n")
+    cleaned = read_impressions(spec, tmp_path / "log.csv").rows.to_pylist()
+    assert cleaned[:-1] == plain and len(plain) == 3
+    assert cleaned[-1]["user"] == 11 and cleaned[-1]["time_ms"] == NOON and cleaned[-1]["ctx:len"] == 1.0
 
 
 def test_text_that_is_all_numbers_becomes_numbers(tmp_path):

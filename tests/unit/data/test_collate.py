@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from gem.data import collate
 from gem.data.batch import EntityRows
 from gem.data.collate import take_rows
+from gem.errors import JaggedError
 from tests.unit.model.synthetic import make_world
 
 WORLD = make_world(3)
@@ -82,3 +86,30 @@ def test_take_rows_keeps_jagged_fields() -> None:
         assert one(got, place, "brand") == one(rows, source, "brand")
     assert got.offsets["tags"].numel() == 5
     assert len(take_rows(rows, at[:0])) == 0
+
+
+def test_a_cut_beyond_its_users_timeline_never_reads_the_next_users_events() -> None:
+    imp, lengths = WORLD.impressions, WORLD.timelines.lengths()
+    row = int(np.flatnonzero(imp.user < len(lengths) - 1)[0])
+    cut = imp.cut.copy()
+    cut[row] = lengths[imp.user[row]] + 1
+    broken = replace(WORLD, impressions=replace(imp, cut=cut))
+    with pytest.raises(JaggedError, match=rf"asked of user {imp.user[row]}, whose timeline has {cut[row] - 1};"):
+        broken.batch(np.arange(60))
+
+
+def test_a_negative_ad_is_refused() -> None:
+    ad = WORLD.impressions.ad.copy()
+    ad[3] = -1
+    with pytest.raises(JaggedError, match="ad: entity index -1"):
+        replace(WORLD, impressions=replace(WORLD.impressions, ad=ad)).batch([3])
+
+
+def test_very_many_ads_give_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks in a table over all ads, or sorting where such a table would be too large."""
+    dense = WORLD.batch(np.arange(60), 4)
+    monkeypatch.setattr(collate, "DENSE", 0)
+    sparse = WORLD.batch(np.arange(60), 4)
+    assert torch.equal(dense.ad_of, sparse.ad_of) and torch.equal(dense.timeline.ad, sparse.timeline.ad)
+    assert torch.equal(dense.ads.ids["ad_id"], sparse.ads.ids["ad_id"])
+    assert dense.ad_of.dtype == sparse.ad_of.dtype == sparse.timeline.ad.dtype == torch.int64

@@ -176,7 +176,7 @@ def test_json_restores_an_encoder_that_encodes_alike() -> None:
     with pytest.raises(StoreError, match=r"not a text written by Encoder\.to_json"):
         Encoder.from_json("{}")
     with pytest.raises(StoreError, match="version 99"):
-        Encoder.from_json(encoder.to_json().replace('"version": 1', '"version": 99'))
+        Encoder.from_json(encoder.to_json().replace('"version": 2', '"version": 99'))
 
 
 def test_a_shared_table_holds_the_values_of_both_fields() -> None:

@@ -193,6 +193,46 @@ def test_the_log_of_a_label_is_no_feature(folder):
             r"context.features.e: an embedding belongs to a user or an ad",
         ),
         ("labels", {}, r"labels: none given"),
+        ("labels.conversion.at_least", 3, r"labels.conversion.at_least: only for a label with a `column`"),
+        ("events.0.item", {"price": "p"}, r"events.0: give either `ad` or"),
+        ("events.1.ingested", {"column": "until"}, r"events.1.ingested: not for lists without times"),
+        ("events.0.action", "place", r"events.0: give both `action` .* and `action_flags`"),
+        ("ads.features.0.hash_rows", 10, r"ads.features.price.hash_rows: only for `kind: categorical` and `multi`"),
+        ("users.features.0.since", "2026-1-1", r'country.since: "2026-1-1" is not a day; write it as YYYY-MM-DD'),
+        ("users.key", None, r"users: give both `table` and `key`, or neither"),
+        ("users", {"features": [{"name": "x", "kind": "numeric"}]}, r"users.features: features need a `table`"),
+        ("tables.log.files", ["../log*"], r"tables.log.files: '../log\*' leaves the data folder"),
+        ("tables.log.separator", '"', r"tables.log.separator: .* cannot separate columns"),
+        ("tables.log.encoding", "latin-11", r'encoding: nobody knows "latin-11". Did you mean "latin-1"\?'),
+        ("tables.users.columns", ["user", "user"], r"tables.users.columns: \['user'\] named more than once"),
+        ("tables.sales", {"files": ["sales*"], "format": "parquet", "separator": ";"}, r"separator: only for CSV"),
+        ("tables.log.path_columns", "day_(", r"path_columns: 'day_\(' is no regular expression"),
+        ("tables.log.path_columns", "day_([0-9])", r"path_columns: no named group"),
+        (
+            "tables.log.constants",
+            {"shown_ms": 1},
+            r"tables.log.constants.shown_ms: .* a column \"shown_ms\" of its own",
+        ),
+        (
+            "tables.log",
+            {"files": ["log*"], "row_number": "row", "constants": {"row": 1}},
+            r'tables.log.row_number: the column "row" is already made by constants.row',
+        ),
+        (
+            "tables.log.row_time",
+            {"column": "at", "start": "2026-02-30", "step_us": 1},
+            r'tables.log.row_time.start: "2026-02-30" is not a day',
+        ),
+        (
+            "tables.log.row_time",
+            {"column": "at", "start": "2026-02-20", "step_us": 1, "days": {"a": 1}},
+            r"row_time.days: needs `day`",
+        ),
+        (
+            "tables.log.row_time",
+            {"column": "at", "start": "2026-02-20", "step_us": 1, "day": "plase"},
+            r'tables.log.row_time.day: table "log" has no column "plase". Did you mean "place"\?',
+        ),
     ],
 )
 def test_specs_that_contradict_themselves(folder, path, value, message):
@@ -209,3 +249,50 @@ def test_a_condition_stands_before_what_it_conditions(folder):
 
 def test_sixteen_flags_are_allowed(folder):
     check(changed("events.0.always", [f"f{i}" for i in range(14)]), folder)
+
+
+def test_contradictions_of_two_fields(folder):
+    hashed = {"name": "town", "column": "country", "kind": "categorical", "hash_rows": 100}
+    with pytest.raises(SpecError, match=r"`hash_rows` and `min_count` contradict each other"):
+        check(changed("users.features.+", hashed | {"min_count": 2}), folder)
+    raw = changed("users.features.+", hashed | {"table": "country"})
+    with pytest.raises(
+        SpecError, match=r'town.hash_rows: 100, but users.features.country .* table "country" with None'
+    ):
+        check(raw, folder)
+    raw["users"]["features"][0] |= {"hash_rows": 100, "hashes": 3}
+    with pytest.raises(SpecError, match=r"town.hashes: 2, but users.features.country .* with 3"):
+        check(raw, folder)
+    raw = changed("events.+", RAW["events"][0] | {"ad": None, "item": {"prise": "p"}})
+    with pytest.raises(SpecError, match=r'events.2.item: no ad feature "prise". Did you mean "price"\?'):
+        check(raw, folder)
+    raw = changed("tables.log.row_time", {"column": "made", "start": "2026-02-20", "step_us": 1})
+    raw["impressions"]["time"] = {"column": "made", "unit": "s"}
+    with pytest.raises(SpecError, match=r"impressions.time.unit: the times that row_time makes are in ms, got `s`"):
+        check(raw, folder)
+
+
+def test_the_action_and_the_arrival_of_an_event_are_outcomes(folder):
+    raw = changed("events.0.action", "place")
+    raw["events"][0]["action_flags"] = {"x": "seen"}
+    raw["context"]["features"] = [{"name": "peek", "column": "place", "kind": "categorical"}]
+    with pytest.raises(SpecError, match=r"peek: column \"place\" is an outcome \(the action of event seen"):
+        check(raw, folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("impresions", r'dataset spec: impresions: no such field. Did you mean "impressions"\? Allowed: about, ads,'),
+        ("tables.log.seperator", r'tables.log.seperator: no such field. Did you mean "separator"\?'),
+        ("tables.log.row_time.stert", r'row_time.stert: no such field. Did you mean "start"\?'),
+        ("events.0.flag", r'events.0.flag: no such field. Did you mean "flags"\?'),
+        ("events.0.dwell.units", r'events.0.dwell.units: no such field. Did you mean "unit"\?'),
+        ("ads.features.0.hashrows", r'ads.features.0.hashrows: no such field. Did you mean "hash_rows"\?'),
+        ("labels.click.at_most", r'labels.click.at_most: no such field. Did you mean "at_least"\?'),
+    ],
+)
+def test_misspelt_fields_get_the_nearest_name(path, message):
+    raw = changed(path, 1)
+    with pytest.raises(SpecError, match=message):
+        parse_spec(raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gem.data.timelines import count_before, cuts, first_of_each, timeline_order, user_offsets
+from gem.data.timelines import count_before, cuts, rank_in_run, timeline_order, user_offsets
 from gem.errors import DataError
 
 
@@ -41,12 +41,10 @@ def test_unsorted_events_are_refused() -> None:
         count_before(a(1, 0), a(1, 1), a(0), a(5))
 
 
-def test_first_of_each_keeps_the_smallest_tie_whatever_the_input_order() -> None:
-    key, tie = a(5, 7, 5, 5), a(3, 1, 1, 2)
-    assert first_of_each((key,), (tie,)).tolist() == [False, True, True, False]
-    assert first_of_each((key, a(0, 0, 1, 0)), (tie,)).tolist() == [False, True, True, True]
-    assert first_of_each((a(),)).tolist() == []
-
-
 def test_offsets_of_users_without_events() -> None:
     assert user_offsets(a(1, 1, 3), 5).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+def test_rank_in_run_starts_again_where_a_key_changes() -> None:
+    assert rank_in_run(a(7, 7, 7, 8, 7), a(1, 1, 2, 2, 2)).tolist() == [0, 1, 0, 0, 0]
+    assert rank_in_run(a()).tolist() == []

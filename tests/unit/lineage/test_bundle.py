@@ -24,7 +24,7 @@ from gem.lineage.bundle import BundleInfo, Parents, load_bundle, read_bundle, sa
 EXTRA: dict[str, Path | bytes] = {
     "spec.json": b'{"name": "toy"}',
     "encoder.json": b"{}",
-    "vocab/ad_id.parquet": b"PAR1",
+    "vocabularies.parquet": b"PAR1",
 }
 
 
@@ -118,7 +118,7 @@ def test_a_changed_manifest_is_another_bundle(saved: Path) -> None:
         load_bundle(saved, expected_hash=good)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "encoder.json", "vocab/ad_id.parquet", "manifest.json"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "encoder.json", "vocabularies.parquet", "manifest.json"])
 def test_missing_file_is_named(saved: Path, name: str) -> None:
     (saved / name).unlink()
     with pytest.raises(BundleError, match=name):
@@ -262,12 +262,12 @@ def test_calibration_must_be_finite_and_store_files_are_taken(tmp_path: Path) ->
     with pytest.raises(BundleError, match="calibration holds NaN"):
         save_bundle(tmp_path / "gem", toy_info(calibration={"a": float("inf")}), toy_weights(), EXTRA)
     store = tmp_path / "store"
-    (store / "vocab").mkdir(parents=True)
+    store.mkdir()
     for name, data in EXTRA.items():
         assert isinstance(data, bytes)
         (store / name).write_bytes(data)
     with pytest.raises(BundleError, match=r"encoder\.json missing"):
         save_bundle(tmp_path / "gem", toy_info(), toy_weights(), {"spec.json": b"{}"})
     save_bundle(tmp_path / "gem", toy_info(), toy_weights(), store_files(store))
-    assert (tmp_path / "gem" / "vocab" / "ad_id.parquet").read_bytes() == b"PAR1"
+    assert (tmp_path / "gem" / "vocabularies.parquet").read_bytes() == b"PAR1"
     assert read_bundle(tmp_path / "gem")[0].name == "gem"

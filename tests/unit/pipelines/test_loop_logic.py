@@ -18,7 +18,6 @@ from gem.recipes import tiny
 from pipelines.closing import history_histogram, next_commands
 from pipelines.cluster import Cluster, result_of
 from pipelines.console import Console
-from pipelines.data_stages import file_hashes
 from pipelines.loop import Loop, ended, facts, load_dataset
 from pipelines.model_stages import SHARED, student_tasks
 from pipelines.promote import promote
@@ -185,18 +184,6 @@ def test_next_commands_can_be_typed(dataset: str, folder: str, served: bool, wan
     data = SimpleNamespace(dataset=dataset, data_dir=folder)
     loop: Any = SimpleNamespace(config=SimpleNamespace(data=data), model_name=lambda: "x-gem")
     assert next_commands(loop, served) == want
-
-
-def test_files_of_one_name_in_two_folders_are_two_inputs(tmp_path: Path) -> None:
-    for day in ("day=1", "day=2"):
-        (tmp_path / day).mkdir()
-        (tmp_path / day / "part.csv").write_text(day)
-    files = {"log": sorted(tmp_path.glob("day=*/part.csv"))}
-    before = file_hashes(files, tmp_path)
-    assert set(before["log"]) == {"day=1/part.csv", "day=2/part.csv"}
-    (tmp_path / "day=1" / "part.csv").write_text("changed")
-    assert file_hashes(files, tmp_path) != before
-    assert file_hashes({"log": files["log"][1:]}, tmp_path) != before
 
 
 def test_facts_of_a_stage() -> None:

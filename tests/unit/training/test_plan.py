@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gem.errors import TrainingError
-from gem.training.plan import BatchPlan, plan_epoch, rank_share, remaining
+from gem.training.plan import BatchPlan, deal, plan_epoch, remaining
 
 
 def make_plan(user: np.ndarray, day: np.ndarray, **changes: int) -> BatchPlan:
@@ -22,6 +22,12 @@ def log(seed: int, num: int = 600, users: int = 40, hot: int = 150) -> tuple[np.
     day = np.concatenate([rng.integers(2, 5, num), np.repeat([2, 3, 4], hot)])
     order = rng.permutation(user.size)
     return user[order].astype(np.int64), day[order].astype(np.int64)
+
+
+def shared(rows: np.ndarray, user: np.ndarray, cost: np.ndarray, world: int) -> list[np.ndarray]:
+    """The rows of each rank."""
+    owner = deal(user[rows], cost[rows], world)
+    return [rows[owner == rank] for rank in range(world)]
 
 
 logs = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 6)), min_size=1, max_size=120)
@@ -91,26 +97,26 @@ def test_shares_part_every_batch_by_whole_users_and_are_balanced(world: int) -> 
     plan = make_plan(user, day, batch_size=200)
     for index in range(len(plan)):
         rows = plan.batch(index)
-        shares = [rank_share(rows, user, cost, rank, world) for rank in range(world)]
+        shares = shared(rows, user, cost, world)
         assert sorted(np.concatenate(shares).tolist()) == sorted(rows.tolist())
         owners = [set(user[s].tolist()) for s in shares]
         assert sum(map(len, owners)) == len(set().union(*owners))
         per_user = [cost[rows[user[rows] == u]].sum() for u in set(user[rows].tolist())]
         loads = [int(cost[s].sum()) for s in shares]
-        # Dealt back and forth, two ranks differ by at most the largest user.
+        # The last user went to the emptiest rank: two ranks differ by at most the largest user.
         assert max(loads) - min(loads) <= max(per_user)
 
 
 def test_balance_of_many_users_is_close() -> None:
     rng = np.random.default_rng(5)
     user, cost = rng.integers(0, 200, 1000), 1 + rng.integers(0, 128, 1000)
-    loads = [int(cost[rank_share(np.arange(1000), user, cost, r, 4)].sum()) for r in range(4)]
+    loads = [int(cost[share].sum()) for share in shared(np.arange(1000), user, cost, 4)]
     assert max(loads) / np.mean(loads) < 1.05
 
 
 def test_fewer_users_than_ranks_leaves_ranks_without_rows() -> None:
     user, cost = np.array([4, 4, 9]), np.array([1, 1, 1])
-    shares = [rank_share(np.arange(3), user, cost, r, 4).tolist() for r in range(4)]
+    shares = [share.tolist() for share in shared(np.arange(3), user, cost, 4)]
     assert shares == [[0, 1], [2], [], []]
 
 
@@ -133,8 +139,14 @@ def test_nothing_to_train_on_and_impossible_sizes_are_refused() -> None:
         make_plan(one, one, window_days=0)
 
 
-def test_users_are_dealt_back_and_forth_by_hand() -> None:
+def test_users_are_dealt_to_the_emptiest_rank_by_hand() -> None:
     """Costs 8 to 1 on two ranks: 8 5 4 1 and 7 6 3 2; dealing round and round would give 20 and 16."""
-    user, cost = np.arange(8), np.array([3, 8, 1, 6, 7, 2, 5, 4])
-    shares = [sorted(cost[rank_share(np.arange(8), user, cost, rank, 2)].tolist()) for rank in (0, 1)]
-    assert shares == [[1, 4, 5, 8], [2, 3, 6, 7]]
+    shares = shared(np.arange(8), np.arange(8), cost := np.array([3, 8, 1, 6, 7, 2, 5, 4]), 2)
+    assert [sorted(cost[share].tolist()) for share in shares] == [[1, 4, 5, 8], [2, 3, 6, 7]]
+
+
+def test_one_very_long_history_is_outweighed_by_many_short_ones() -> None:
+    """Dealing back and forth would give the long one half of the others as well: 150 and 50."""
+    cost = np.array([100, *[1] * 100])
+    shares = shared(np.arange(101), np.arange(101), cost, 2)
+    assert sorted(int(cost[share].sum()) for share in shares) == [100, 100]

@@ -1,0 +1,260 @@
+"""Third pass of preprocess, per shard of users: a window's rows into the partitions of the store.
+
+Partitions that nothing new reaches stay as they are. Where an event arrives late, the cuts behind it are counted anew;
+where an outcome arrives or a window of waiting ends, the labels are. Pure functions of files: no Ray here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gem.data import store_write
+from gem.data.collect import load_events
+from gem.data.days import day_numbers
+from gem.data.duplicates import find_duplicates
+from gem.data.encode_rows import RowEncoder
+from gem.data.outcomes import Outcomes, relabelled
+from gem.data.pieces import Places, has_piece, load_pieces, read_piece, shard_name
+from gem.data.shard_plan import ShardPlan
+from gem.data.spec import DatasetSpec
+from gem.data.store_write import Entry
+from gem.data.timelines import Packing, grouped_order, rank_in_run
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+NEVER = 2**62
+
+
+@dataclass
+class Shown:
+    """Impressions of one partition on their way: `table` with cut -1 where it is to be counted, `old` as stored."""
+
+    table: pa.Table
+    old: pa.Table | None
+    wrong: I64  # rows whose cut is to be counted
+
+
+class ShardMerge:
+    """One shard of one window; `run` writes its files and returns their manifest entries."""
+
+    def __init__(self, spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int, first_new: int) -> None:
+        self.spec, self.plan, self.places, self.shard = spec, plan, places, shard
+        self.store = places.store
+        self.index = self._index(first_new)
+        self.user = self.index["user"].to_numpy()
+        self.encode = RowEncoder(spec, places.store)
+        self.entries: dict[str, Entry] = {}
+
+    def run(self) -> dict[str, Entry]:
+        chosen = read_piece(self.places.built(self.shard) / "events")
+        known = chosen["known_ms"].to_numpy()
+        first_new = int(known.min()) if len(known) else NEVER
+        shown = self._impressions(first_new)
+        counts = self._timelines(chosen, shown)
+        self._write_impressions(shown)
+        index = self.index.set_column(2, "events", pa.array(counts))
+        path = store_write.index_path(self.shard)
+        self.entries[path] = store_write.write_table(self.store, path, index)
+        return self.entries
+
+    def _index(self, first_new: int) -> pa.Table:
+        """key, user, events of the shard's users: those of the store, then the new ones."""
+        new = read_piece(self.places.built(self.shard) / "users")["key"]
+        users = np.arange(first_new, first_new + len(new), dtype=np.int32)
+        fresh = pa.table({"key": new, "user": users, "events": np.zeros(len(new), np.int64)})
+        path = self.store / store_write.index_path(self.shard)
+        if not path.is_file():
+            return fresh.combine_chunks()
+        old = pq.read_table(path)
+        return pa.concat_tables([old.set_column(0, "key", old["key"].cast(new.type)), fresh]).combine_chunks()
+
+    def _stored(self, kind: str) -> list[int]:
+        """Partition numbers that the store has for this shard."""
+        paths = (self.store / kind).glob(f"day=*/shard-{self.shard:03d}.parquet")
+        return sorted(store_write.partition_number(f"{kind}/{p.parent.name}/{p.name}") for p in paths)
+
+    def _path(self, kind: str, number: int) -> str:
+        return store_write.partition_path(kind, store_write.partition_name(number), self.shard)
+
+    def _write(self, kind: str, number: int, table: pa.Table) -> None:
+        path = self._path(kind, number)
+        self.entries[path] = store_write.write_table(self.store, path, table)
+
+    def _timelines(self, chosen: pa.Table, shown: list[Shown]) -> I64:
+        """Write changed partitions and count the cuts of `shown`; returns all events per place in the index, [U]."""
+        new = _Slices(self.encode.events(load_events(self.places.work, self.shard, self.plan.key_types)), chosen)
+        asked = _Asked(self.spec, self.plan, shown, self.user)
+        start = min([*new.bounds, *asked.bounds], default=NEVER)
+        later = [n for n in self._stored("timelines") if n >= start]
+        base: I64 = self.index["events"].to_numpy().astype(np.int64)
+        for number in later:
+            users = pq.read_table(self.store / self._path("timelines", number), columns=["user"])["user"].to_numpy()
+            base -= np.bincount(np.searchsorted(self.user, users), minlength=len(base))
+        for number in sorted({*later, *new.bounds, *asked.bounds}):
+            place, known_ms = self._partition(number, number in later, new)
+            asked.count(number, base, place, known_ms)
+            base += np.bincount(place, minlength=len(base))
+        asked.give_back()
+        return base
+
+    def _partition(self, number: int, stored: bool, new: _Slices) -> tuple[I64, I64]:
+        """(place of the user in the index, known_ms) of a partition's events, in order; new ones are written."""
+        path = self.store / self._path("timelines", number)
+        if number not in new.bounds:
+            if not stored:
+                return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            table = pq.read_table(path, columns=["user", "known_ms"])
+        else:
+            table = new.table(number, self.user)
+            if stored:
+                table = self._union(pq.read_table(path), table)
+            self._write("timelines", number, table)
+        return np.searchsorted(self.user, table["user"].to_numpy()), table["known_ms"].to_numpy()
+
+    def _union(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """One partition's events, old and new, under the rules of the second pass."""
+        table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
+        names = ("user", "kind", "dup", "flags", "dwell", "known_ms", "time_ms", "order")
+        found = {n: table[n].to_numpy().astype(np.int64) for n in names}
+        ties = (-found["flags"], -found["dwell"], found["known_ms"])
+        row = np.flatnonzero(find_duplicates((found["user"], found["kind"], found["dup"]), ties, ()).keep)
+        content = tuple(found[n][row] for n in ("time_ms", "order", "kind", "dup"))
+        row = row[grouped_order((found["user"][row],), found["known_ms"][row], content)]
+        days = day_numbers(found["known_ms"][row], self.spec.impressions.zone)
+        return table.take(pa.array(row[rank_in_run(found["user"][row], days) < self.plan.max_rows_per_user_day]))
+
+    def _impressions(self, first_new: int) -> list[Shown]:
+        """Partitions that are new, or whose cuts or labels may have changed."""
+        built = self.places.built(self.shard) / "impressions"
+        new = None
+        if has_piece(built):
+            rows = load_pieces(self.places.work / "impressions" / shard_name(self.shard), self.plan.key_types)
+            assert rows is not None
+            new = _Slices(self.encode.impressions(rows), read_piece(built))
+        self.outcomes = Outcomes(self.spec, self.plan, self.store)
+        stored = self._stored("impressions")
+        out = []
+        for number in sorted({*stored, *(new.bounds if new else {})}):
+            fresh = new.table(number, self.user) if new and number in new.bounds else None
+            old = None
+            if number in stored:
+                path = self._path("impressions", number)
+                last_ms = self._last_ms(path)
+                if fresh is None and last_ms <= first_new and not self.outcomes.reach(last_ms):
+                    continue
+                old = pq.read_table(self.store / path)
+            table = old if fresh is None else fresh if old is None else self._one_of_each(old, fresh)
+            assert table is not None
+            wrong = (table["time_ms"].to_numpy() > first_new) | (table["cut"].to_numpy() < 0)
+            out.append(Shown(table, old, np.flatnonzero(wrong)))
+        return out
+
+    def _last_ms(self, path: str) -> int:
+        """Latest time in a partition, from the footer of its file."""
+        found = pq.ParquetFile(self.store / path)
+        at = found.schema_arrow.get_field_index("time_ms")
+        groups = range(found.metadata.num_row_groups)
+        return max((int(found.metadata.row_group(g).column(at).statistics.max) for g in groups), default=-NEVER)
+
+    def _one_of_each(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
+        names = [n for n in table.column_names if n.startswith(("own_", "label_"))]
+        ties = [-table[n].to_numpy().astype(np.int64) for n in names]
+        user, dup, time_ms, own = (table[n].to_numpy() for n in ("user", "dup", "time_ms", "impression_id"))
+        row = np.flatnonzero(find_duplicates((user, dup), (*ties, time_ms), ()).keep)
+        row = row[grouped_order((user[row],), time_ms[row], (own[row], dup[row]))]
+        days = day_numbers(time_ms[row], self.spec.impressions.zone)
+        return table.take(pa.array(row[rank_in_run(user[row], days) < self.plan.max_rows_per_user_day]))
+
+    def _write_impressions(self, shown: list[Shown]) -> None:
+        for part in shown:
+            table = relabelled(self.spec, self.plan, part.table, self.outcomes)
+            if part.old is None or not table.equals(part.old):
+                self._write("impressions", self._number(part), table)
+
+    def _number(self, part: Shown) -> int:
+        return int(part.table["day"][0].as_py())
+
+
+class _Slices:
+    """New rows of one kind by partition: `rows` in the order of the pieces, `chosen` says which and in which order."""
+
+    def __init__(self, rows: pa.Table, chosen: pa.Table) -> None:
+        self.rows = rows
+        self.row, self.code = chosen["row"].to_numpy(), chosen["code"].to_numpy()
+        self.known_ms = chosen["known_ms"].to_numpy() if "known_ms" in chosen.column_names else None
+        part = chosen["part"].to_numpy()
+        starts = np.flatnonzero(np.diff(part, prepend=part[0] - 1)) if len(part) else np.zeros(0, np.int64)
+        ends = [*starts[1:].tolist(), len(part)]
+        self.bounds = {int(part[s]): (int(s), e) for s, e in zip(starts.tolist(), ends[: len(starts)], strict=True)}
+
+    def table(self, number: int, user: I32) -> pa.Table:
+        """Rows of one partition; `user` maps codes to entity indices."""
+        start, end = self.bounds[number]
+        table = self.rows.take(pa.array(self.row[start:end]))
+        if self.known_ms is not None:
+            at = table.column_names.index("known_ms")
+            table = table.set_column(at, "known_ms", pa.array(self.known_ms[start:end]))
+        users = pa.array(user[self.code[start:end]])
+        return table.set_column(table.column_names.index("user"), "user", users).combine_chunks()
+
+
+class _Asked:
+    """Cuts that are to be counted, of all partitions of impressions, by the partition their time lies in."""
+
+    def __init__(self, spec: DatasetSpec, plan: ShardPlan, shown: list[Shown], user: I32) -> None:
+        self.shown = [s for s in shown if len(s.wrong)]
+        empty = np.zeros(0, np.int64)
+        time_ms = np.concatenate([empty, *(s.table["time_ms"].to_numpy()[s.wrong] for s in self.shown)])
+        users = np.concatenate([empty, *(s.table["user"].to_numpy()[s.wrong] for s in self.shown)])
+        part = store_write.partition_numbers(day_numbers(time_ms, spec.impressions.zone), plan.first_day)
+        self.order = np.argsort(part, kind="stable")
+        self.time_ms, self.place = time_ms[self.order], np.searchsorted(user, users)[self.order]
+        numbers, starts = np.unique(part[self.order], return_index=True)
+        ends = [*starts[1:].tolist(), len(part)][: len(starts)]
+        self.bounds = dict(zip(numbers.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
+        self.cut = np.full(len(part), -1, np.int32)
+
+    def count(self, number: int, base: I64, place: I64, known_ms: I64) -> None:
+        """Cuts of times in one partition: `base` [U] events before it, and its own ones known strictly before."""
+        if number not in self.bounds:
+            return
+        start, end = self.bounds[number]
+        mine, time_ms = self.place[start:end], self.time_ms[start:end]
+        packing = Packing(known_ms, len(base) + 1)
+        found = np.searchsorted(packing.pack(place, known_ms), packing.pack(mine, time_ms), side="left")
+        self.cut[start:end] = base[mine] + found - np.searchsorted(place, mine, side="left")
+
+    def give_back(self) -> None:
+        """The counted cuts into the tables they are asked for."""
+        cut = np.empty_like(self.cut)
+        cut[self.order] = self.cut
+        for shown, mine in zip(self.shown, self._split(cut), strict=True):
+            values = shown.table["cut"].to_numpy().copy()
+            values[shown.wrong] = mine
+            at = shown.table.column_names.index("cut")
+            shown.table = shown.table.set_column(at, "cut", pa.array(values))
+
+    def _split(self, cut: I32) -> Iterator[I32]:
+        at = 0
+        for shown in self.shown:
+            yield cut[at : at + len(shown.wrong)]
+            at += len(shown.wrong)
+
+
+def merge_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int, first_new: int) -> dict[str, Any]:
+    """Built shard -> partitions of the store. Returns manifest entries of what changed.
+
+    `first_new` is the entity index of the shard's first new user.
+    """
+    return ShardMerge(spec, plan, places, shard, first_new).run()
+
+
+__all__ = ["ShardMerge", "merge_shard"]

@@ -1,0 +1,87 @@
+"""Logs of outcomes in the store, and the labels that follow from them and from what is settled by now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gem.data.days import HOUR_MS
+from gem.data.labels import entire_space, immature, join_log
+from gem.data.schema import Task
+from gem.data.shard_plan import ShardPlan
+from gem.data.spec import DatasetSpec
+
+FOREVER = 2**62
+
+
+class Outcomes:
+    """Rows of the label logs (columns key, time_ms), this window's and earlier ones.
+
+    They lie in `outcomes/<label>/<window>.parquet` of the store.
+    """
+
+    def __init__(self, spec: DatasetSpec, plan: ShardPlan, store: Path) -> None:
+        self.spec, self.plan = spec, plan
+        self._rows: dict[str, pa.Table] = {}
+        self._new_from: dict[str, int] = {}
+        for task, label in spec.labels.items():
+            if not label.table:
+                continue
+            kind = plan.key_types[f"key:{task}"]
+            parts = [pq.read_table(p) for p in sorted((store / "outcomes" / task).glob("*.parquet"))]
+            tables = [p.set_column(0, "key", p["key"].cast(kind)) for p in parts]
+            empty = pa.schema([("key", pa.type_for_alias(kind)), ("time_ms", pa.int64())]).empty_table()
+            self._rows[task] = pa.concat_tables([empty, *tables]).combine_chunks()
+            new = store / outcome_path(task, plan.window)
+            times = pq.read_table(new, columns=["time_ms"])["time_ms"] if new.is_file() else None
+            self._new_from[task] = pc.min(times).as_py() if times is not None and len(times) else FOREVER
+
+    def reach(self, last_ms: int) -> bool:
+        """Can labels of impressions up to this time differ from what the window before left?"""
+        for task, new_from in self._new_from.items():
+            label = self.spec.labels[task]
+            wait = FOREVER if label.window_hours is None else int(label.window_hours * HOUR_MS)
+            if last_ms + wait >= new_from:
+                return True
+            settled = self.plan.settled_ms.get(task, -1)
+            if not label.complete and label.window_hours is not None and last_ms + wait > settled:
+                return True
+        return False
+
+    def of(self, task: str) -> pa.Table:
+        """All rows of one label's log."""
+        return self._rows[task]
+
+
+def outcome_path(task: str, window: int) -> str:
+    """Relative path of one window's rows of a label log."""
+    return f"outcomes/{task}/{window:05d}.parquet"
+
+
+def relabelled(spec: DatasetSpec, plan: ShardPlan, table: pa.Table, outcomes: Outcomes) -> pa.Table:
+    """Impressions with own_<task> joined anew from the logs and label_<task> on the entire space."""
+    time_ms = table["time_ms"].to_numpy()
+    own = {}
+    for task, label in spec.labels.items():
+        if label.table:
+            key = table[f"key_{task}"].combine_chunks()
+            log = outcomes.of(task)
+            log = log.filter(pc.is_in(log["key"], value_set=key))
+            rows = (log["key"].combine_chunks(), log["time_ms"].to_numpy())
+            own[task] = join_log(key, time_ms, rows, label.window_hours, plan.max_skew_ms)
+        else:
+            own[task] = table[f"own_{task}"].to_numpy()
+    labels = entire_space(own, tuple(Task(n, la.given) for n, la in spec.labels.items()))
+    for task, label in spec.labels.items():
+        if label.table and not label.complete:
+            young = immature(time_ms, label.window_hours, plan.log_end_ms[task])
+            labels[task] = np.where(young, np.int8(-1), labels[task])
+    for prefix, values in (("own", own), ("label", labels)):
+        for task, value in values.items():
+            name = f"{prefix}_{task}"
+            table = table.set_column(table.column_names.index(name), name, pa.array(value))
+    return table

@@ -1,0 +1,97 @@
+"""What a person should know of the rows of a shard: contradictions, clocks that run ahead, users that are no people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gem.data.pieces import load_pieces
+from gem.data.quarantine import conflict_record
+from gem.data.shard_plan import ShardPlan
+from gem.data.spec import DatasetSpec
+from gem.data.spec_check import kind_names
+from gem.data.timelines import rank_in_run
+
+if TYPE_CHECKING:
+    from gem.data.collect import Chosen
+
+TOP = 20
+
+
+def conflicting_rows(
+    spec: DatasetSpec,
+    work: Path,
+    shard: int,
+    shown: tuple[pa.Table | None, Chosen | None],
+    lines: tuple[pa.Table, Chosen],
+) -> list[dict[str, Any]]:
+    """Conflicting duplicates go to the quarantine, as canonical rows; one record per table."""
+    out = []
+    impressions, chosen = shown
+    if impressions is not None and chosen is not None and len(chosen.conflicts):
+        rows = impressions.take(pa.array(chosen.conflicts))
+        out.append(conflict_record(work, spec.impressions.table, "impressions", shard, rows))
+    events, found = lines
+    if not len(found.conflicts):
+        return out
+    conflicts, kinds = events.take(pa.array(found.conflicts)), kind_names(spec)
+    for table in dict.fromkeys(s.table for s in spec.events):
+        codes = [kinds.index(s.kind) + 1 for s in spec.events if s.table == table]
+        rows = conflicts.filter(pc.is_in(conflicts["kind"], value_set=pa.array(codes, pa.uint8())))
+        if rows.num_rows:
+            out.append(conflict_record(work, table, "events", shard, rows))
+    return out
+
+
+def hot_users(events: pa.Table, chosen: Chosen, keys: pa.Array) -> list[dict[str, Any]]:
+    """The users with most events: key, events, the most within one second, and how many rows the cap took."""
+    if not len(chosen.row):
+        return []
+    counts = np.bincount(chosen.code, minlength=len(keys))
+    lost = pc.index_in(events["user"].take(pa.array(chosen.dropped)), value_set=keys).to_numpy()
+    capped = np.bincount(lost, minlength=len(keys)) if len(lost) else np.zeros(len(keys), np.int64)
+    top = np.argsort(-(counts + capped), kind="stable")[:TOP]
+    mask = np.zeros(len(keys), np.bool_)
+    mask[top] = True
+    mine = mask[chosen.code]
+    code, second = chosen.code[mine], _seconds(events, chosen.row[mine])
+    order = np.lexsort((second, code))
+    peak = np.zeros(len(keys), np.int64)
+    np.maximum.at(peak, code[order], rank_in_run(code[order], second[order]) + 1)
+    return [
+        {
+            "user": str(keys[int(c)].as_py()),
+            "events": int(counts[c]),
+            "peak_per_s": int(peak[c]),
+            "capped": int(capped[c]),
+        }
+        for c in top
+        if counts[c]
+    ]
+
+
+def early_outcomes(
+    spec: DatasetSpec, plan: ShardPlan, work: Path, impressions: pa.Table | None, shown: Chosen | None
+) -> dict[str, int]:
+    """Outcomes whose clock stands before their impression: within the bound they count, beyond they are no label."""
+    out: dict[str, int] = {}
+    for task, label in spec.labels.items():
+        log = load_pieces(work / "labels" / task, {"key": plan.key_types[f"key:{task}"]}) if label.table else None
+        if log is None or impressions is None or shown is None:
+            continue
+        at = pc.index_in(log["key"].combine_chunks(), value_set=impressions[f"key:{task}"].combine_chunks())
+        hit = np.asarray(at.is_valid())
+        ahead = impressions["time_ms"].to_numpy()[at.drop_null().to_numpy()] - log["time_ms"].to_numpy()[hit]
+        out[f"clamped_outcome:{task}"] = int(((ahead > 0) & (ahead <= plan.max_skew_ms)).sum())
+        out[f"outcome_before_impression:{task}"] = int((ahead > plan.max_skew_ms).sum())
+    return {k: n for k, n in out.items() if n}
+
+
+def _seconds(events: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    out: npt.NDArray[np.int64] = events["time_ms"].to_numpy()[rows] // 1000
+    return out
