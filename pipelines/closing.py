@@ -16,7 +16,7 @@ from pipelines.provenance import git_commit
 from pipelines.summary import stage_summary
 
 HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-FROM_EVALUATION = ("tasks", "by_surface", "by_day", "calibration_curve")
+FROM_EVALUATION = ("tasks", "by_surface", "by_day", "calibration_curve", "without_hot_users")
 
 
 def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.data.canonical import check_spec, resolve_files
+from gem.errors import DataError, SpecError
 from pipelines.console import Stage
 from pipelines.loop import DATA_CODE, GENERATED, Loop, code_key, plain, progress_line
 from pipelines.stage import KEY_CHARS, StageResult, stage_key
@@ -59,7 +60,11 @@ def preprocess(loop: Loop) -> StageResult:
         say = progress_line(loop.console, "")
         if base.parent:
             say(f"adding to the store {base.parent.name}")
-        return build_store(loop.config, loop.spec, loop.data_dir, out, say, base, loop.cluster.ray)
+        try:
+            return build_store(loop.config, loop.spec, loop.data_dir, out, say, base, loop.cluster.ray)
+        except (DataError, SpecError):  # the same files and settings get the same answer: nobody comes back for these
+            shutil.rmtree(work, ignore_errors=True)
+            raise
 
     result = loop.stage("preprocess", parts, build)
     _sweep(home, work)

@@ -70,7 +70,7 @@ def evaluate_bundle(store_path: str, bundle_path: str, bundle_hash: str, days: t
     """Score one bundle on its group's impressions and measure it (runs in a Ray worker).
 
     days: (the day before, the test day). The first shows drift and decides nothing.
-    Returns tasks, by_surface, by_day, calibration_curve (see summary.json) and the gate record.
+    Returns tasks, by_surface, by_day, calibration_curve, without_hot_users (see summary.json) and the gate record.
     """
     import numpy as np
     import torch
@@ -109,8 +109,10 @@ def measure(
 
     schema = store.schema
     is_test = imp.day == len(imp.days) - 1
+    hot = flagged(store, imp)
     surface = np.asarray(schema.surfaces)[imp.surface]
-    out: dict[str, Any] = {"tasks": {}, "by_surface": {}, "by_day": {}, "calibration_curve": {}}
+    names = ("tasks", "by_surface", "by_day", "calibration_curve", "without_hot_users")
+    out: dict[str, Any] = {name: {} for name in names}
 
     def block(use: NDArray[np.bool_], k: int, num_bootstrap: int) -> dict[str, Any]:
         at = np.flatnonzero(use & (imp.mask[:, k] > 0))
@@ -122,6 +124,8 @@ def measure(
 
     for k, task in enumerate(schema.tasks):
         out["tasks"][task.name] = block(is_test, k, NUM_BOOTSTRAP)
+        if (is_test & hot).any():
+            out["without_hot_users"][task.name] = block(is_test & ~hot, k, NUM_BOOTSTRAP)
         for s in np.unique(surface[is_test]):
             out["by_surface"].setdefault(str(s), {})[task.name] = block(is_test & (surface == s), k, NUM_BOOTSTRAP)
         for d, day in enumerate(imp.days):
@@ -130,6 +134,16 @@ def measure(
         out["calibration_curve"][task.name] = calibration_curve(imp.labels[known, k], p[known, k], CURVE_BINS)
     out["gate"] = GateRecord(name, bundle_hash, _rows_hash(imp, is_test), _scores(out["tasks"])).to_dict()
     return out
+
+
+def flagged(store: FeatureStore, imp: Impressions) -> NDArray[np.bool_]:
+    """[N] impressions of users whom preprocess flagged (`hot_users` of the manifest): they may be no people."""
+    import numpy as np
+    import pyarrow as pa
+
+    users = store.users.index_many(pa.array([u["user"] for u in store.manifest["hot_users"]], pa.string()))
+    found: NDArray[np.bool_] = np.isin(imp.user, users[users > 0])
+    return found
 
 
 def _scores(tasks: dict[str, Any]) -> dict[str, TaskScore]:

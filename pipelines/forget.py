@@ -52,6 +52,8 @@ def forget(dataset: str, users: Sequence[str], runs: Path) -> Forgot:
             _replace(root, folder, described, forgotten, out)
     for left in [*(root / "preprocess").glob(f"{WORK}*"), *(root / name for name in DERIVED)]:
         shutil.rmtree(left, ignore_errors=True)
+    for rows in root.glob("quarantine-*.parquet"):  # of a run that was stopped by too many of them
+        rows.unlink()
     out.models = [p for name in ("pretrain", "distill") for p in sorted((root / name).glob("[0-9a-f]*"))]
     return out
 

@@ -13,6 +13,7 @@ pieces of the first two passes stay where they are when a run is stopped: run ag
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from gem.data.contract import check_partitions, check_sums
 from gem.data.entities import fit_window
 from gem.data.forgotten import Forgotten
 from gem.data.fragments import CutSettings, FileJob, cut_file, plan_files
-from gem.data.merge import merge_shard
+from gem.data.merge import STAGED, merge_shard
 from gem.data.pieces import Places
 from gem.data.sanity import check_distinct, check_settled
 from gem.data.shard_plan import ShardPlan
@@ -45,9 +46,10 @@ Task = dict[str, Any]
 Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
 Files = Mapping[str, Sequence[RawFile]]
 Hashes = Mapping[str, Mapping[str, str]]
-WORK = ".pieces"
-BYTES_PER_SHARD = 48 << 20  # of raw files
+WORK, WINDOW = ".pieces", "window.json"
+BYTES_PER_SHARD = 96 << 20  # of raw files
 MIN_SHARDS, MAX_SHARDS = 4, 1024
+BLOCKS_PER_CORE = 6
 SMALL_WINDOW = 128 << 20  # bytes of new files that are added in this process: Ray would take longer to start
 _RECORDED = (
     "rows", "days", "missing_days", "split", "vocab", "vocabulary_version", "repairs", "world", "num_shards",
@@ -134,15 +136,31 @@ def _build(
     parent = store_write.read_manifest(base.parent) if base.parent else None
     fresh = _without(files, parent["inputs"] if parent else {}, hashes)
     work = base.work or out / WORK
-    work.mkdir(parents=True, exist_ok=True)
+    new = {t: {f.relative: hashes[t][f.relative] for f in found} for t, found in fresh.items()}
+    _resume(out, work, {"parent": store_write.manifest_hash(parent) if parent else None, "files": new})
     if parent and base.parent:
         store_write.link_files(base.parent, out, parent["files"])
     shared = {"spec": spec.model_dump(mode="json"), "store": str(out), "work": str(work)}
     fitted, passes, about = _run_passes(config, spec, (fresh, parent), shared, run, base.forgotten)
-    new = {t: {f.relative: hashes[t][f.relative] for f in found} for t, found in fresh.items()}
     manifest, digest = finish_store(spec, Places(out, work), fitted, passes, (*about, new, parent))
     shutil.rmtree(work)
     return _record(manifest, digest)
+
+
+def _resume(out: Path, work: Path, window: Mapping[str, Any]) -> None:
+    """Keep the pieces that an interrupted build of the same window left; nothing else of it is of use.
+
+    Raises DataError if `out` is a finished store, which is never changed.
+    """
+    if (out / store_write.MANIFEST).is_file():
+        raise errors.DataError(f"{out}: a finished feature store stands there; build into an empty folder")
+    for left in out.iterdir() if out.is_dir() else ():
+        if left != work:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    mark, text = work / WINDOW, store_write.canonical_json(window)
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != text:
+        shutil.rmtree(work, ignore_errors=True)
+        store_write.write_text(work, WINDOW, text)
 
 
 def _run_passes(
@@ -170,12 +188,13 @@ def _run_passes(
     progress(f"sorting {num_shards} user shards; test day {split.test_day}")
     tasks: list[Task] = [{"shard": s} for s in range(num_shards)]
     second = _resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
-    check_distinct(spec, second)
+    check_distinct(spec, second, parent)
     progress(f"{'growing' if parent else 'fitting'} vocabularies on {len(split.train_days)} training days")
     fitted = fit_window(spec, plan, places, second)
     progress(f"writing partitions of {fitted.num_users} users and {fitted.num_ads} ads")
     tasks = [{"shard": s, "first_new": u} for s, u in enumerate(fitted.first_new)]
     third = distribute("merge", partial(_merge, shared), tasks)
+    shutil.rmtree(places.store / STAGED, ignore_errors=True)
     partitions = {path: entry for files_of_shard in third for path, entry in files_of_shard.items()}
     return fitted, (first, second, partitions), (plan, split)
 
@@ -267,19 +286,25 @@ def in_threads(name: str, function: Callable[[Task], Task], tasks: Sequence[Task
 
 
 def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
-    """Run the tasks on Ray Data, one block each, and return their results in task order.
+    """Run the tasks on Ray Data and return their results in task order.
 
-    A GemError of a task comes back as that error, not wrapped in Ray's.
+    A block is a handful of tasks dealt in turn, because each block costs Ray tens of milliseconds. Declared CPUs may be
+    more than there are: no more blocks run at once than the machines have cores. A GemError of a task comes back as
+    that error, not wrapped in Ray's.
     """
     import ray
 
     if not tasks:
         return []
-    rows = [{"at": i, "task": json.dumps(task)} for i, task in enumerate(tasks)]
+    cores = _cores(ray)
+    num_blocks = min(len(tasks), BLOCKS_PER_CORE * cores)
+    order = sorted(range(len(tasks)), key=lambda i: (i % num_blocks, i))
+    rows = [{"at": i, "task": json.dumps(tasks[i])} for i in order]
     context = ray.data.DataContext.get_current()
     shown, context.enable_progress_bars = context.enable_progress_bars, False
     try:
-        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(partial(_guarded, function))
+        dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
+        dataset = dataset.map(partial(_guarded, function), compute=ray.data.TaskPoolStrategy(size=cores))
         answers = sorted(dataset.take_all(), key=lambda row: row["at"])
     finally:
         context.enable_progress_bars = shown
@@ -289,6 +314,12 @@ def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Tas
     if [a["at"] for a in answers] != list(range(len(tasks))):
         raise errors.DataError(f"preprocess: {len(answers)} of {len(tasks)} {name} tasks answered; run the stage again")
     return [json.loads(a["result"]) for a in answers]
+
+
+def _cores(ray: Any) -> int:
+    """Tasks that may run at once: CPUs declared to Ray, but no more than this machine's cores on every node."""
+    nodes = max(1, sum(1 for node in ray.nodes() if node["Alive"]))
+    return max(1, int(min(ray.cluster_resources().get("CPU", 1), (os.cpu_count() or 1) * nodes)))
 
 
 def _guarded(function: Callable[[Task], Task], row: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class ModelSummary(_Strict):
     by_surface: dict[str, dict[str, TaskSummary]] = {}
     by_day: dict[str, dict[str, TaskSummary]] = {}
     calibration_curve: dict[str, list[CurvePoint]] = {}
+    without_hot_users: dict[str, TaskSummary] = {}  # `tasks` without users flagged as no people; {} if none was shown
     group: str = ""
     transfer_ratio: float | None = None
     run_id: str = ""

@@ -76,7 +76,20 @@ def models_section(summary: Json) -> str:
     header = ["model", "task", "NE", "AUC", "gAUC", "calibration", "NE limit", "rows", "base rate"]
     header += ["transfer ratio"] if transferred else []
     note = '<p class="note">Small figures: 95 % intervals. Definitions stand at the end of the page.</p>'
+    note += _without_hot_users(summary["models"])
     return section("Models", card(table(header, rows, left=(0, 1)) + note)) if rows else ""
+
+
+def _without_hot_users(models: Json) -> str:
+    """What the figures would be without the users that preprocess flagged; nothing where none was shown an ad."""
+    found = [
+        f"{esc(name)}, {esc(task)}: NE {format_metric(values['ne'])}, AUC {format_metric(values['auc'])} "
+        f"({model['tasks'][task]['rows'] - values['rows']:,} rows fewer)"
+        for name, model in models.items()
+        for task, values in model["without_hot_users"].items()
+    ]
+    text = "Without the users that look like no people (hot_users in the manifest of the store): "
+    return f'<p class="note">{text}{"; ".join(found)}.</p>' if found else ""
 
 
 def surfaces_section(summary: Json) -> str:

@@ -250,11 +250,11 @@ def test_bad_rows_go_to_a_file_with_reasons_and_are_counted(tmp_path: Path) -> N
     assert found == {"shows": {"null_user": 2, "null_ad": 1, "nan_numeric": 2, "bad_label": 1},
                      "people": {"unparsable": 1}}  # fmt: skip
     assert record["quarantined"] == count_quarantined(found) == 7
-    kept = pq.read_table(tmp_path / "store" / "quarantine" / "shows.parquet").to_pylist()
+    kept = pq.read_table(tmp_path / "store" / "quarantine" / "shows-00000.parquet").to_pylist()
     got = {json.loads(r["row"])["show_id"]: r["reason"] for r in kept}
     assert got == {90_000 + i: reason for i, (_, reason) in enumerate(spoilt)}
     assert {r["file"] for r in kept} <= {"shows-0.parquet", "shows-1.parquet"}
-    lines = pq.read_table(tmp_path / "store" / "quarantine" / "people.parquet").to_pylist()
+    lines = pq.read_table(tmp_path / "store" / "quarantine" / "people-00000.parquet").to_pylist()
     assert [(json.loads(r["row"]), r["reason"], r["file"]) for r in lines] == [
         ({"line": "77,too,many,fields"}, "unparsable", "people.csv")
     ]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gem.config import DataConfig, config_hash
 from gem.data import quarantine, store_write
@@ -21,7 +22,6 @@ from gem.data.encoding import Encoder
 from gem.data.entities import Fitted
 from gem.data.fitting import table_figures
 from gem.data.pieces import Places
-from gem.data.rows import SideRows
 from gem.data.schema import OOV
 from gem.data.shard_plan import ShardPlan
 from gem.data.spec import DatasetSpec
@@ -165,13 +165,13 @@ def _totals(
     }
     found = quarantine.by_table(set_aside(first, second))
     merged = {t: _added(before["quarantined"].get(t, {}), found.get(t, {})) for t in {*before["quarantined"], *found}}
-    repairs = _added(before["repairs"], _repairs([*first, *second]))
+    repairs = _added(before["repairs"], _repairs(first, second))
     return {
         "rows": rows,
         "quarantined": dict(sorted(merged.items())),
         "repairs": dict(sorted(repairs.items())),
         "duplicates": int(before.get("duplicates", 0)) + sum(int(s["duplicates"]) for s in second),
-        "hot_users": _hot_users(before["hot_users"], second, rows["events"]),
+        "hot_users": _hot_users(before["hot_users"], second),
     }
 
 
@@ -195,9 +195,9 @@ def set_aside(first: Sequence[Record], second: Sequence[Record]) -> list[Record]
     return [*first, *(c for s in second for c in s["conflict_records"])]
 
 
-def _hot_users(old: Sequence[Mapping[str, Any]], second: Sequence[Record], num_events: int) -> list[dict[str, Any]]:
-    """Users a person should look at: a tenth of all events or more, or ten events within a second."""
-    found = [dict(u) for u in old]
+def _hot_users(old: Sequence[Mapping[str, Any]], second: Sequence[Record]) -> list[dict[str, Any]]:
+    """Users a person should look at: a tenth of a window's events or more, ten events within a second, or capped."""
+    found, num_events = [dict(u) for u in old], sum(int(s["events"]) for s in second)
     for user in (u for s in second for u in s["hot_users"]):
         share = user["events"] / max(1, num_events)
         if user["capped"] or share >= HOT_SHARE or user["peak_per_s"] >= HOT_PER_SECOND:
@@ -230,7 +230,7 @@ def unknown_rates(store: Path, encoder: Encoder, files: Sequence[str], days: Seq
     met: dict[str, list[int]] = {}
     used: dict[str, list[Any]] = {"user": [], "ad": []}
     for path in paths:
-        rows = pq.read_table(path, columns=["user", "ad", "surface", *names])
+        rows = store_write.read_table(path, columns=["user", "ad", "surface", *names])
         for field in encoder.schema.context.fields:
             column = rows["surface" if field.name == "surface" else f"{store_write.CONTEXT_PREFIX}{field.name}"]
             values = (pc.list_flatten(column) if field.multi else column).to_numpy()
@@ -239,16 +239,27 @@ def unknown_rates(store: Path, encoder: Encoder, files: Sequence[str], days: Seq
             indices.append(rows[name].to_numpy())
     sides = (("user", encoder.schema.user, store_write.USERS), ("ad", encoder.schema.ad, store_write.ADS))
     for name, side, relative in sides:
-        table = pq.read_table(store / relative)
-        rows_of_side = SideRows(side, {c: table[c].combine_chunks() for c in table.column_names}, table.num_rows)
-        taken = rows_of_side.take(np.concatenate([np.zeros(0, np.int64), *used[name]]))
+        met_entities = np.bincount(np.concatenate([np.zeros(0, np.int64), *used[name]]).astype(np.int64))
+        table = store_write.read_table(store / relative, columns=[f.name for f in side.fields])
         for field in side.fields:
-            values = taken.ids[field.name].numpy()
-            _tally(met, field.table, int((values == OOV).sum()), len(values))
+            unknown, total = _unknown_by_entity(table[field.name])
+            times = met_entities[: len(total)]
+            _tally(met, field.table, int(times @ unknown[: len(times)]), int(times @ total[: len(times)]))
     return {
         table: {"rows": rows, "unknown_rate": round(met[table][0] / max(1, met[table][1]), 6)}
         for table, rows in sorted(encoder.schema.tables().items())
     }
+
+
+def _unknown_by_entity(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(OOV values, values) of each entity in one column of ids, [B]."""
+    array = column.combine_chunks()
+    size = len(array)
+    if not pa.types.is_list(array.type) and not pa.types.is_fixed_size_list(array.type):
+        return (array.to_numpy() == OOV).astype(np.int64), np.ones(size, np.int64)
+    parent = pc.list_parent_indices(array).to_numpy()
+    unknown = parent[pc.list_flatten(array).to_numpy() == OOV]
+    return np.bincount(unknown, minlength=size), np.bincount(parent, minlength=size)
 
 
 def _tally(met: dict[str, list[int]], table: str, unknown: int, total: int) -> None:
@@ -273,9 +284,17 @@ def _raw_rows(records: Sequence[Record]) -> dict[str, int]:
     return out
 
 
-def _repairs(records: Sequence[Record]) -> dict[str, int]:
+def _repairs(first: Sequence[Record], second: Sequence[Record]) -> dict[str, int]:
+    """Repairs over all tables; a table read in several roles counts one in the role that found most of it."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for record in first:
+        for what, count in record.get("repairs", {}).items():
+            roles, role = found.setdefault((record["job"]["table"], what), {}), quarantine.role_of(record)
+            roles[role] = roles.get(role, 0) + int(count)
     out: dict[str, int] = {}
-    for record in records:
+    for (_, what), roles in sorted(found.items()):
+        out[what] = out.get(what, 0) + max(roles.values())
+    for record in second:
         out = _added(out, record.get("repairs", {}))
     return out
 

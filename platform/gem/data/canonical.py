@@ -102,7 +102,7 @@ def read_entities(
         if feature.kind == "categorical":
             out[feature.name] = reader.category(column)
         elif feature.kind == "numeric":
-            out[feature.name] = reader.number_or_missing(column, feature.name)
+            out[feature.name] = reader.number_or_missing(column, feature)
         elif feature.kind == "multi":
             out[feature.name] = reader.multi(column, feature.separator)
         else:
@@ -122,6 +122,7 @@ def _context_column(reader: RowReader, feature: FeatureSpec) -> pa.Array:
         return reader.multi(column, feature.separator)
     values, wrong = reader.number(column)
     reader.mark(wrong, "nan_numeric")
+    reader.count_negative(values, feature)
     return values
 
 

@@ -25,25 +25,29 @@ from gem.data.spec_check import flag_names, kind_names
 ITEM_MARK = "~"  # begins the key of an entity that an event describes by its features
 _UNIT = "\x1f"
 
+_DWELL_EDGES = 2.0 ** np.arange(DWELL_BUCKETS - 2)  # seconds: 1, 2, 4, …
+
 
 def read_events(
     spec: DatasetSpec, source_index: int, file: RawFile | Path, part: Part | None = None, limits: Limits | None = None
 ) -> Canonical:
     """Columns: user, ad; time_ms, known_ms int64; kind uint8; flags uint16; surface string (null allowed); dwell uint8;
     order int64 (record number in the file; position in the list for list_before); dup int64: events equal in it are one
-    event (over the impression table it equals the impressions' dup column; elsewhere a hash of all fields; list events
-    never collide within a user).
+    event (over the impression table it equals the impressions' dup column; elsewhere a hash of the id, or of all fields
+    where there is none; list events never collide within a user). Over the log of a label also `key:<task>` int64 or
+    string (null allowed), as the impressions have it.
 
     known_ms is the later of time + available_after_ms and the time of arrival (`ingested`), if that is given. With
     `item` the ad is text: "~" and the JSON of the features that are not null, keys sorted (`item_features` reads it).
     With `list_before` (time L) the n items of a user stand 1 ms apart, the last one at L.
-    Reasons: null_user null_ad id_too_long bad_id null_time time_out_of_range future_time bad_flag unparsable.
+    Reasons: null_user null_ad null_id id_too_long bad_id null_time time_out_of_range future_time bad_flag unparsable.
     """
     source = spec.events[source_index]
     when = source.list_before or source.time
     assert when is not None  # spec_check refuses a source without either
     over_impressions = source.table == spec.impressions.table and source.list_before is None
-    extra = key_columns(spec.impressions) if over_impressions else []
+    keys = {n: la.key for n, la in spec.labels.items() if la.table == source.table and la.key and source.time}
+    extra = [*(key_columns(spec.impressions) if over_impressions else []), *keys.values()]
     reader = RowReader(spec, source.table, Slice(file, part, limits), [*_event_columns(source), *extra])
     user, time_ms = reader.ids(source.user, "null_user"), reader.times(when)
     size = len(user)
@@ -60,12 +64,17 @@ def read_events(
     }
     if source.list_before:
         return _expand_lists(source, reader, out)
+    out |= {f"key:{task}": reader.ids(column, None) for task, column in keys.items()}
     if over_impressions:
         imp = spec.impressions
         own = [columns.to_ids(reader.column(c), reader.where(c)) for c in (imp.user, imp.ad)]
         out["dup"] = pa.array(impression_keys(imp, reader, own[0], own[1], time_ms)[1])
+    elif source.id:
+        out["dup"] = pa.array(as_int63(stable_hash64(reader.ids(source.id, "null_id"), "event")))
     else:
-        parts = [out[c] for c in ("user", "ad", "time_ms", "kind", "flags", "surface", "dwell")]
+        small = out["kind"].to_numpy().astype(np.int64) << 32  # small numbers in one word: one hash, not three
+        small |= (out["flags"].to_numpy().astype(np.int64) << 16) | out["dwell"].to_numpy()
+        parts = [out["user"], out["ad"], out["time_ms"], pa.array(small), *([out["surface"]] if source.surface else [])]
         out["dup"] = pa.array(as_int63(combine64(*(stable_hash64(p) for p in parts))))
     return reader.finish(out)
 
@@ -99,7 +108,7 @@ def _event_columns(source: EventSource) -> Iterator[str]:
     yield from ([source.ad] if source.ad else source.item.values())
     times = (source.time, source.list_before, source.dwell, source.ingested)
     yield from (when.column for when in times if when)
-    yield from (column for column in (source.surface, source.action) if column)
+    yield from (column for column in (source.surface, source.action, source.id) if column)
     yield from source.flags.values()
 
 
@@ -128,7 +137,7 @@ def _ads(spec: DatasetSpec, source: EventSource, reader: RowReader) -> pa.Array:
 def _coded(reader: RowReader, feature: FeatureSpec, column: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
     """One item feature as (position of each row's value, -1 for null; the distinct values)."""
     if feature.kind == "numeric":
-        values = reader.number_or_missing(column, feature.name)
+        values = reader.number_or_missing(column, feature)
     elif feature.kind == "multi":
         values = pc.binary_join(reader.multi(column, feature.separator), _UNIT)
     else:
@@ -151,10 +160,10 @@ def _flags(spec: DatasetSpec, source: EventSource, reader: RowReader) -> npt.NDA
         on = reader.binary(column, reason, flag_threshold(spec, source, name)) == 1
         out[on] |= np.uint16(1 << names.index(name))
     if source.action:
-        actions = reader.category(source.action)
-        for action, name in source.action_flags.items():
-            on = np.asarray(pc.fill_null(pc.equal(actions, action), False))
-            out[on] |= np.uint16(1 << names.index(name))
+        actions = reader.category(source.action).dictionary_encode()
+        bits = [1 << names.index(f) if (f := source.action_flags.get(a)) else 0 for a in actions.dictionary.to_pylist()]
+        codes = pc.fill_null(actions.indices, len(bits)).to_numpy(zero_copy_only=False)
+        out |= np.array([*bits, 0], np.uint16)[codes]
     return out
 
 
@@ -175,8 +184,7 @@ def _dwell(reader: RowReader, dwell: TimeSpec | None) -> npt.NDArray[np.uint8]:
     known = np.isfinite(seconds) & (seconds >= 0)
     reader.mark(bad, "unparsable")
     reader.count("unknown_dwell", int((~known & np.asarray(values.is_valid())).sum()))
-    exponent = np.frexp(np.where(known, seconds, 0.0))[1] - 1  # floor(log2), exact at powers of two
-    bucket = np.where(seconds >= 1, np.minimum(exponent + 2, DWELL_BUCKETS - 1), 1)
+    bucket = 1 + np.searchsorted(_DWELL_EDGES, seconds, side="right")
     return np.where(known, bucket, 0).astype(np.uint8)
 
 

@@ -16,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gem.data import store_write
+from gem.data.copies import Met, event_places, impression_places, meet, stored_copies, stored_numbers
 from gem.data.counting import count_window
-from gem.data.days import day_numbers
-from gem.data.duplicates import Duplicates, find_duplicates
+from gem.data.days import HOUR_MS, day_numbers
+from gem.data.duplicates import find_duplicates
 from gem.data.hashing import stable_hash64
-from gem.data.pieces import Places, load_pieces, shard_name, write_piece
+from gem.data.labels import shown_at
+from gem.data.pieces import Places, load_pieces, write_piece
 from gem.data.shard_plan import ShardPlan
 from gem.data.spec import DatasetSpec
+from gem.data.spec_check import kind_names
 from gem.data.suspects import conflicting_rows, early_outcomes, hot_users
-from gem.data.timelines import I64, Bools, Ints, grouped_order, rank_in_run, repeated
+from gem.data.timelines import I64, Bools, Ints, in_order_of, order_and_ties, rank_in_run, repeated
 
 EVENT_COLUMNS: dict[str, pa.DataType] = {
     "time_ms": pa.int64(),
@@ -44,8 +46,9 @@ EVENT_COLUMNS: dict[str, pa.DataType] = {
 class Chosen:
     """Rows of one kind that stay, in final order: by partition, then user, then time. All arrays [N] but the last two.
 
-    row: position in the shard's pieces. repeat: the store has the row already, it is counted nowhere. conflicts and
-    dropped: positions of rows that contradict another, and of rows that the cap took.
+    row: position in the shard's pieces. repeat: the store has a copy, whose place it takes; it is counted nowhere.
+    conflicts and dropped: positions of rows that contradict another, and of rows that the cap took. met: what of the
+    store was a copy.
     """
 
     row: I64
@@ -55,25 +58,29 @@ class Chosen:
     duplicates: int
     conflicts: I64
     dropped: I64
+    met: Met
 
 
 def collect_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int) -> dict[str, Any]:
-    """Fragments of one shard -> `built/<shard>/{users,described,events,impressions,ads,counts}` in `work`.
+    """Fragments of one shard -> `built/<shard>/{users,described,events,impressions,ads,values,entities}` in `work`.
 
     The store holds what came before. Returns JSON: rows, new users, duplicates, conflicts, capped rows, hot users,
     moments.
     """
-    name, types, work = shard_name(shard), plan.key_types, places.work
-    impressions = load_pieces(work / "impressions" / name, types)
+    types, work = plan.key_types, places.work
+    impressions = load_pieces(work / "impressions", types, shard)
     events = load_events(work, shard, types)
-    described = load_pieces(work / "users" / name, {"key": types["user"]})
+    described = load_pieces(work / "users", {"key": types["user"]}, shard)
     known = _known_users(places.store, shard, types["user"])
     new = _new_keys(known, [t[c] for t, c in ((impressions, "user"), (events, "user"), (described, "key")) if t])
     keys = pa.concat_arrays([known, new])
     out = places.built(shard)
     shown = _impressions(spec, plan, places.store, impressions, (keys, shard)) if impressions else None
-    known_ms = _not_before_its_impression(spec, events, impressions, shown)
-    lines = _events(spec, plan, places.store, events, (keys, shard, known_ms))
+    known_ms = _not_before_its_impression(spec, plan, places.store, events, (impressions, shard))
+    lines = _events(spec, plan, places.store, events, (keys, shard, known_ms, shown.met if shown else None))
+    for kind, found in (("impressions", shown), ("events", lines)):
+        if found is not None and found.met.gone is not None:
+            write_piece(out / f"gone-{kind}", found.met.gone)
     if shown:
         write_piece(out / "impressions", pa.table({"row": shown.row, "code": shown.code, "part": shown.part}))
     at = {"row": lines.row, "code": lines.code, "part": lines.part, "known_ms": known_ms[lines.row]}
@@ -82,9 +89,11 @@ def collect_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int
     if described is not None:
         write_piece(out / "described", described)
     chunks = [c for t in (impressions, events) if t for c in t["ad"].chunks]
-    write_piece(out / "ads", pa.table({"key": pc.unique(pa.chunked_array(chunks, types["ad"]))}))
-    counted, moments = count_window(spec, plan, _fresh(impressions, shown), _fresh(events, lines), keys)
-    write_piece(out / "counts", counted)
+    ads = pc.unique(pa.chunked_array(chunks, types["ad"]))
+    write_piece(out / "ads", pa.table({"key": ads}))
+    counted = count_window(spec, plan, (impressions, shown) if impressions and shown else None, (events, lines), ads)
+    write_piece(out / "values", counted.values)
+    write_piece(out / "entities", counted.entities)
     return {
         "new_users": len(new),
         **(_tally("", shown) if shown else _NO_IMPRESSIONS),
@@ -93,24 +102,26 @@ def collect_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int
         "conflict_records": conflicting_rows(spec, work, shard, (impressions, shown), (events, lines)),
         "repairs": early_outcomes(spec, plan, work, impressions, shown),
         "hot_users": hot_users(events, lines, keys),
-        "moments": moments,
+        "moments": counted.moments,
     }
 
 
+_NOTHING = pa.schema([("key", pa.int64()), ("time_ms", pa.int64())]).empty_table()
 _NO_IMPRESSIONS = {"impressions": 0, "duplicates": 0, "conflicts": 0, "capped": 0}
 _COUNTED = {"": ("impressions", "duplicates", "conflicts", "capped")}
 _COUNTED["_events"] = ("events", "duplicate_events", "conflicting_events", "capped_events")
 
 
 def _tally(kind: str, chosen: Chosen) -> dict[str, int]:
-    again = int(chosen.repeat.sum())
-    numbers = (len(chosen.row) - again, chosen.duplicates + again, len(chosen.conflicts), len(chosen.dropped))
+    again, other = int(chosen.repeat.sum()), chosen.met.replaced.num_rows if chosen.met.replaced else 0
+    repeats, conflicts = chosen.duplicates + again - other, len(chosen.conflicts) + other
+    numbers = (len(chosen.row) - again, repeats, conflicts, len(chosen.dropped))
     return dict(zip(_COUNTED[kind], numbers, strict=True))
 
 
 def load_events(work: Path, shard: int, types: Mapping[str, str]) -> pa.Table:
     """All new events of a shard, in the order that `row` of the second pass refers to."""
-    found = load_pieces(work / "events" / shard_name(shard), types)
+    found = load_pieces(work / "events", types, shard)
     if found is not None:
         return found
     fields = {"user": pa.type_for_alias(types["user"]), "ad": pa.type_for_alias(types["ad"]), **EVENT_COLUMNS}
@@ -129,7 +140,7 @@ def _known_users(store: Path, shard: int, kind: str) -> pa.Array:
     path = store / store_write.index_path(shard)
     if not path.is_file():
         return pa.array([], kind)
-    return pq.read_table(path, columns=["key"])["key"].cast(kind).combine_chunks()
+    return store_write.read_table(path, columns=["key"])["key"].cast(kind).combine_chunks()
 
 
 def _new_keys(known: pa.Array, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
@@ -151,10 +162,6 @@ def _np(table: pa.Table, column: str) -> npt.NDArray[Any]:
     return out
 
 
-def _fresh(rows: pa.Table | None, chosen: Chosen | None) -> tuple[pa.Table, Chosen] | None:
-    return None if rows is None or chosen is None else (rows, chosen)
-
-
 def _impressions(
     spec: DatasetSpec, plan: ShardPlan, store: Path, rows: pa.Table, about: tuple[pa.Array, int]
 ) -> Chosen:
@@ -164,49 +171,81 @@ def _impressions(
     """
     keys, shard = about
     code, day, time_ms = _codes(rows, keys), _np(rows, "day"), _np(rows, "time_ms")
-    ad, own = stable_hash64(rows["ad"]).view(np.int64), _np(rows, "impression_id")
-    ties: list[Ints] = [-_np(rows, n).astype(np.int64) for n in rows.column_names if n.startswith("label:")]
-    ties += [time_ms, ad, own, day]
-    found = find_duplicates((code, _np(rows, "dup")), ties, (ad, time_ms))
-    row = np.flatnonzero(found.keep)
-    local = day_numbers(time_ms, spec.impressions.zone)
-    row = row[grouped_order((day[row], code[row]), time_ms[row], (own[row], _np(rows, "dup")[row]))]
-    row, dropped = _capped(row, code, local, plan.max_rows_per_user_day)
-    days = np.unique(day[row]).tolist()
-    old = _stored(store, "impressions", days, shard, ["user", "dup"])
-    repeat = _repeats(old, store, shard, {"code": code[row], "dup": _np(rows, "dup")[row]})
-    return _chosen(row, (code, day), repeat, found, dropped)
+    dup, own = _np(rows, "dup"), _np(rows, "impression_id")
+    some = np.flatnonzero(repeated((code, dup)))
+    ad = stable_hash64(rows["ad"].take(pa.array(some))).view(np.int64)
+    ties: list[Ints] = [-_np(rows, n)[some].astype(np.int64) for n in rows.column_names if n.startswith("label:")]
+    ties += [time_ms[some], ad, own[some], day[some]]
+    found = find_duplicates((code[some], dup[some]), ties, (ad, time_ms[some]))
+    new = {"code": code, "dup": dup, "time_ms": time_ms, "impression_id": own, "part": day}
+    new |= {f"own_{n[6:]}": _np(rows, n) for n in rows.column_names if n.startswith("label:")}
+    labels = [n for n in new if n.startswith("own_")]
+    old = stored_copies(store, "impressions", shard, impression_places(spec, store, shard, day, dup),
+                        ["impression_id", *labels])  # fmt: skip
+    better = [*(f"-{n}" for n in labels), "time_ms", "ad", "impression_id", "part"]
+    met = meet(store, old, about, (rows, some[~found.keep], new), better)
+    order, tied = order_and_ties((day, code), time_ms)
+    row = _without(in_order_of((own, dup), order, tied), np.append(some[~found.keep], met.lost))
+    row, dropped = _capped(row, code, day_numbers(time_ms, spec.impressions.zone), plan.max_rows_per_user_day)
+    return _chosen(row, (code, day), met, some[found.conflict], (found.num_dropped, dropped))
 
 
 def _events(
-    spec: DatasetSpec, plan: ShardPlan, store: Path, events: pa.Table, about: tuple[pa.Array, int, I64]
+    spec: DatasetSpec, plan: ShardPlan, store: Path, events: pa.Table, about: tuple[pa.Array, int, I64, Met | None]
 ) -> Chosen:
     """Distinct events sorted by (partition, user, known_ms, time_ms).
 
     Of equal ones the copy with the most flags stays, wherever it stood. Rows of a list keep its order; other ties are
     ordered by content, so that files may come in any order.
     """
-    keys, shard, known_ms = about
+    keys, shard, known_ms, shown = about
     code, kind, dup, time_ms = _codes(events, keys), _np(events, "kind"), _np(events, "dup"), _np(events, "time_ms")
-    ad = stable_hash64(events["ad"]).view(np.int64)
-    ties = (-_np(events, "flags").astype(np.int32), -_np(events, "dwell").astype(np.int32), known_ms, ad)
-    found = find_duplicates((code, kind, dup), ties, (ad, time_ms))
-    row = np.flatnonzero(found.keep)
     days = day_numbers(known_ms, spec.impressions.zone)
     part = store_write.partition_numbers(days, plan.first_day)
-    order = order_of(events)
-    content = tuple(c[row] for c in (time_ms, order, kind, dup))
-    row = row[grouped_order((part[row], code[row]), known_ms[row], content)]
+    order, tied = order_and_ties((part, code), known_ms)
+    some = _suspects(spec, kind, order[tied.place])
+    ad = stable_hash64(events["ad"].take(pa.array(some))).view(np.int64)
+    ties: list[Ints] = [-_np(events, n)[some].astype(np.int32) for n in ("flags", "dwell")]
+    found = find_duplicates(
+        (code[some], kind[some], dup[some]), (*ties, known_ms[some], ad), (ad, time_ms[some])
+    )  # fmt: skip
+    new = {"code": code, "kind": kind, "dup": dup, "time_ms": time_ms, "known_ms": known_ms, "part": part}
+    new |= {n: _np(events, n) for n in ("flags", "dwell")}
+    at = event_places(spec, store, shard, new, shown)
+    old = stored_copies(store, "timelines", shard, at, ["kind", "known_ms", "flags", "dwell"])
+    met = meet(store, old, (keys, shard), (events, some[~found.keep], new), ("-flags", "-dwell", "known_ms", "ad"))
+    row = in_order_of((time_ms, order_of(events), kind, dup), order, tied)
+    row = _without(row, np.append(some[~found.keep], met.lost))
     row, dropped = _capped(row, code, days, plan.max_rows_per_user_day)
-    old = _stored(store, "timelines", _reach(spec, plan, part[row], time_ms[row]), shard, ["user", "kind", "dup"])
-    repeat = _repeats(old, store, shard, {"code": code[row], "kind": kind[row], "dup": dup[row]})
-    return _chosen(row, (code, part), repeat, found, dropped)
+    return _chosen(row, (code, part), met, some[found.conflict], (found.num_dropped, dropped))
 
 
-def _chosen(row: I64, whose: tuple[Ints, Ints], repeat: Bools, found: Duplicates, dropped: I64) -> Chosen:
-    conflicts = np.flatnonzero(found.conflict)
-    code, part = (w[row].astype(np.int32) for w in whose)
-    return Chosen(row, code, part, repeat, found.num_dropped - len(conflicts), conflicts, dropped)
+def _suspects(spec: DatasetSpec, kind: Ints, tied: I64) -> I64:
+    """Rows that may be copies of another: those of one user and one moment; those whose key tells no time."""
+    kinds = kind_names(spec)
+    loose = [
+        kinds.index(s.kind) + 1
+        for s in spec.events
+        if s.id or s.ingested or (s.table == spec.impressions.table and not s.list_before)
+    ]
+    mask = np.isin(kind, np.array(loose, kind.dtype)) if loose else np.zeros(len(kind), np.bool_)
+    mask[tied] = True
+    return np.flatnonzero(mask)
+
+
+def _without(order: I64, rows: I64) -> I64:
+    if not len(rows):
+        return order
+    keep = np.ones(len(order), np.bool_)
+    keep[rows] = False
+    return order[keep[order]]
+
+
+def _chosen(row: I64, whose: tuple[Ints, Ints], met: Met, conflicts: I64, lost: tuple[int, I64]) -> Chosen:
+    code, part = (w[row].astype(np.int32, copy=False) for w in whose)
+    repeat = np.isin(row, met.repeat) if len(met.repeat) else np.zeros(len(row), np.bool_)
+    conflicts = np.append(conflicts, met.conflict)
+    return Chosen(row, code, part, repeat, lost[0] + len(met.lost) - len(conflicts), conflicts, lost[1], met)
 
 
 def _capped(row: I64, code: Ints, day: Ints, limit: int) -> tuple[I64, I64]:
@@ -215,51 +254,35 @@ def _capped(row: I64, code: Ints, day: Ints, limit: int) -> tuple[I64, I64]:
     return (row, row[:0]) if fits.all() else (row[fits], row[~fits])
 
 
-def _reach(spec: DatasetSpec, plan: ShardPlan, part: Ints, time_ms: Ints) -> list[int]:
-    """Partitions in which a copy of these events may lie: their own; where arrival decides, all since then."""
-    own = np.unique(part).tolist()
-    if not any(source.ingested for source in spec.events) or not own:
-        return [int(n) for n in own]
-    first = int(day_numbers(np.array([time_ms.min()]), spec.impressions.zone)[0])
-    since = range(max(first, plan.first_day), int(own[-1]) + 1)
-    return [int(n) for n in {*own, store_write.BEFORE_NUMBER, *since}]
-
-
 def _stored(store: Path, kind: str, numbers: Sequence[int], shard: int, columns: list[str]) -> pa.Table | None:
     paths = [store / store_write.partition_path(kind, store_write.partition_name(n), shard) for n in numbers]
-    tables = [pq.read_table(p, columns=columns) for p in paths if p.is_file()]
+    tables = [store_write.read_table(p, columns=columns) for p in paths if p.is_file()]
     return pa.concat_tables(tables) if tables else None
 
 
-def _repeats(old: pa.Table | None, store: Path, shard: int, new: Mapping[str, Ints]) -> Bools:
-    """[N] rows whose key (columns of `new`) stands in the store already."""
-    size = len(new["code"])
-    out = np.zeros(size, np.bool_)
-    if old is None or not size:
-        return out
-    index = pq.read_table(store / store_write.index_path(shard), columns=["user"])["user"].to_numpy()
-    code = np.searchsorted(index, _np(old, "user"))
-    keys = [np.concatenate([code if n == "code" else _np(old, n), values]) for n, values in new.items()]
-    candidates = np.flatnonzero(repeated(keys))
-    if not len(candidates):
-        return out
-    is_new = candidates >= old.num_rows
-    found = find_duplicates([k[candidates] for k in keys], (is_new.astype(np.int8),), ())
-    out[candidates[is_new & ~found.keep] - old.num_rows] = True
-    return out
-
-
 def _not_before_its_impression(
-    spec: DatasetSpec, events: pa.Table, impressions: pa.Table | None, shown: Chosen | None
+    spec: DatasetSpec, plan: ShardPlan, store: Path, events: pa.Table, shown: tuple[pa.Table | None, int]
 ) -> I64:
     """known_ms [E]: an outcome is never known before the impression it belongs to, whatever its clock says."""
+    impressions, shard = shown
     known: I64 = _np(events, "known_ms")
-    if "ref" not in events.column_names or impressions is None or shown is None:
+    keys = [n for n in events.column_names if n.startswith("key:")]
+    if not keys:
         return known
-    known, ref = known.copy(), events["ref"].combine_chunks()
-    time_ms = _np(impressions, "time_ms")
-    for task in (n for n, label in spec.labels.items() if label.table):
-        at = pc.index_in(ref, value_set=impressions[f"key:{task}"].combine_chunks())
-        hit = np.asarray(at.is_valid()) & np.asarray(ref.is_valid())
-        known[hit] = np.maximum(known[hit], time_ms[pc.fill_null(at, 0).to_numpy()[hit]])
+    known, time_ms = known.copy(), _np(events, "time_ms")
+    for name in keys:
+        rows = np.flatnonzero(np.asarray(events[name].is_valid()))
+        if not len(rows):
+            continue
+        log = (events[name].combine_chunks().take(pa.array(rows)), time_ms[rows])
+        window_ms = int((spec.labels[name[4:]].window_hours or 0) * HOUR_MS)
+        first = int(day_numbers(np.array([log[1].min() - window_ms]), spec.impressions.zone)[0])
+        days = [n for n in stored_numbers(store, "impressions", shard) if n >= first - 1]
+        stored = _stored(store, "impressions", days, shard, [f"key_{name[4:]}", "time_ms"])
+        tables = [t.select([c, "time_ms"]).rename_columns(["key", "time_ms"])
+                  for t, c in ((impressions, name), (stored, f"key_{name[4:]}")) if t]  # fmt: skip
+        found = pa.concat_tables([t.set_column(0, "key", t["key"].cast(log[0].type)) for t in tables] or [_NOTHING])
+        shows = (found["key"].combine_chunks(), _np(found, "time_ms"))
+        own, has_one = shown_at(shows, log, window_ms, plan.max_skew_ms)
+        known[rows[has_one]] = np.maximum(known[rows[has_one]], own[has_one])
     return known

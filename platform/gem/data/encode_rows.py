@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gem.data import store_write
 from gem.data.collect import order_of
@@ -17,13 +17,19 @@ from gem.data.keys import KeyIndex
 from gem.data.spec import DatasetSpec
 
 
+@functools.lru_cache(maxsize=2)
+def _loaded(store: Path, inode: int, modified_ns: int) -> tuple[Encoder, KeyIndex]:
+    """Encoder and index of ads, once per process and not once per shard; the numbers tell one store from the next."""
+    return Encoder.load(store), KeyIndex(store_write.read_table(store / store_write.ADS, columns=["key"])["key"])
+
+
 class RowEncoder:
     """Encodes rows of one store; ads become entity indices, values rows of vocabularies."""
 
     def __init__(self, spec: DatasetSpec, store: Path) -> None:
         self.spec = spec
-        self.encoder = Encoder.load(store)
-        self.ads = KeyIndex(pq.read_table(store / store_write.ADS, columns=["key"])["key"])
+        stamp = (store / store_write.ADS).stat()
+        self.encoder, self.ads = _loaded(store, stamp.st_ino, stamp.st_mtime_ns)
 
     def events(self, rows: pa.Table) -> pa.Table:
         """Columns of a timeline partition; `user` is 0 until it is known."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gem.data import store_write
-from gem.data.batch import EntityRows
 from gem.data.days import hours, weekdays
 from gem.data.hashed_vocabulary import HashedVocabulary
-from gem.data.rows import SideRows
 from gem.data.schema import NULL, NUM_RESERVED, OOV, Schema
 from gem.data.vocabulary import Vocabulary, as_text, as_values
 from gem.errors import DataError, StoreError
+
+if TYPE_CHECKING:
+    from gem.data.batch import EntityRows
 
 CLAMP = 5.0  # standardised numbers are cut to +-CLAMP
 ID_FIELD: dict[str, str] = {"user": "user_id", "ad": "ad_id"}
@@ -90,6 +91,8 @@ class Encoder:
         self, raw: Mapping[str, Sequence[object]], time_ms: npt.NDArray[np.int64], surface: Sequence[object]
     ) -> EntityRows:
         """Context features of N requests or impressions. `raw`: feature name -> N values; absent ones are NULL/NaN."""
+        from gem.data.rows import SideRows  # brings torch, which preprocess does without
+
         columns = self.context_columns(raw, time_ms, surface)
         return SideRows(self.schema.context, columns, len(time_ms)).take(np.arange(len(time_ms)))
 

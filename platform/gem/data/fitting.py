@@ -74,11 +74,13 @@ class EntityCounts:
     table:   key and raw feature columns, [B]
     seen:    [B] training impressions, on the ad side plus training-period events: vocabularies
     shown:   [B] training impressions: numeric moments
+    unknown: [B] whose id has no row of the vocabulary yet; None: nobody's is known to have one
     """
 
     table: pa.Table
     seen: I64
     shown: I64
+    unknown: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,8 @@ def _open_vocabulary(table: str, uses: Sequence[_Use]) -> HashedVocabulary | Non
 
 def _grown(old: Vocabulary | None, uses: Sequence[_Use], counts: TrainCounts) -> Vocabulary:
     """A shared table keeps what any of its fields would keep."""
-    total = merge_counts([_field_counts(u, counts) for u in uses])
+    parts = [_field_counts(u, counts) for u in uses]
+    total = parts[0] if len(parts) == 1 else merge_counts(parts)
     return fit_vocabulary(total, min(u.min_count for u in uses), max(u.max_rows for u in uses), old)
 
 
@@ -222,7 +225,12 @@ def _field_counts(use: _Use, counts: TrainCounts) -> pa.Table:
     if use.side == "context":
         return counts.context.get(use.field, COUNTS.empty_table())
     seen = counts.user if use.side == "user" else counts.ad
-    return count_values(seen.table["key" if use.field in ID_FIELD.values() else use.field], seen.seen)
+    if use.field not in ID_FIELD.values():
+        return count_values(seen.table[use.field], seen.seen)
+    if seen.unknown is None:
+        return count_values(seen.table["key"], seen.seen)
+    mask = seen.unknown & (seen.seen > 0)
+    return count_values(seen.table["key"].filter(pa.array(mask)), seen.seen[mask])
 
 
 def _fit_features(spec: DatasetSpec, counts: TrainCounts) -> dict[str, tuple[Feature, ...]]:

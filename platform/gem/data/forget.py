@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gem.data import store_write
-from gem.data.encoding import ID_FIELD, Encoder
+from gem.data.counting import USER
+from gem.data.encoding import ID_FIELD, VOCABULARIES, Encoder
 from gem.data.entities import with_unknown
 from gem.data.forgotten import Forgotten
 from gem.data.spec import DatasetSpec, parse_spec
@@ -43,12 +43,14 @@ class _Work:
 
     def replace(self, relative: str, table: pa.Table, gone: int) -> None:
         """Write a file anew; its entry and the count of removed rows follow."""
-        before = self.manifest["files"][relative]["sha256"]
-        entry = store_write.write_table(self.store, relative, table)
-        self.manifest["files"][relative] = entry
-        self.rewritten[relative] = [before, entry["sha256"]]
+        self.note(relative, store_write.write_table(self.store, relative, table))
         kind = relative.split("/")[0]
         self.removed[kind] = self.removed.get(kind, 0) + gone
+
+    def note(self, relative: str, entry: store_write.Entry) -> None:
+        """A file that was written anew; its hashes before and now are part of the proof."""
+        self.rewritten[relative] = [self.manifest["files"][relative]["sha256"], entry["sha256"]]
+        self.manifest["files"][relative] = entry
 
     def files(self, kind: str) -> list[str]:
         return [f for f in self.manifest["files"] if f.startswith(f"{kind}/")]
@@ -105,11 +107,16 @@ def check_forgotten(
         path = store / relative
         kind = relative.split("/")[0]
         if kind in ("timelines", "impressions"):
-            found = pc.any(pc.is_in(pq.read_table(path, columns=["user"])["user"], value_set=gone)).as_py()
+            found = pc.any(pc.is_in(store_write.read_table(path, columns=["user"])["user"], value_set=gone)).as_py()
         elif kind == "index" or relative in (store_write.USERS, store_write.RAW_USERS):
-            found = bool(forgotten.mask(pq.read_table(path, columns=["key"])["key"]).any())
-        elif kind == "counts":
-            found = bool(_counted(pq.read_table(path), forgotten).any())
+            found = bool(forgotten.mask(store_write.read_table(path, columns=["key"])["key"]).any())
+        elif relative == store_write.ENTITY_COUNTS:
+            found = bool(_counted(store_write.read_table(path), users).any())
+        elif relative == VOCABULARIES:
+            found = _without_ids(encoder := Encoder.load(store), forgotten) is not encoder
+        elif kind == "quarantine":
+            table = store_write.read_table(path)
+            found = _without(table, forgotten, parse_spec_of(store)).num_rows < table.num_rows
         else:
             continue
         checked += 1
@@ -130,7 +137,7 @@ def parse_spec_of(store: Path) -> DatasetSpec:
 def _indices(store: Path, manifest: Mapping[str, Any], forgotten: Forgotten) -> npt.NDArray[np.int32]:
     found = [np.zeros(0, np.int32)]
     for shard in range(int(manifest["num_shards"])):
-        table = pq.read_table(store / store_write.index_path(shard), columns=["key", "user"])
+        table = store_write.read_table(store / store_write.index_path(shard), columns=["key", "user"])
         found.append(table["user"].to_numpy()[forgotten.mask(table["key"])])
     return np.concatenate(found).astype(np.int32)
 
@@ -140,11 +147,11 @@ def _partitions(work: _Work) -> dict[str, list[pa.Array]]:
     gone = pa.array(work.users, pa.int32())
     keys: dict[str, list[pa.Array]] = {}
     for relative in [*work.files("timelines"), *work.files("impressions")]:
-        users = pq.read_table(work.store / relative, columns=["user"])["user"]
+        users = store_write.read_table(work.store / relative, columns=["user"])["user"]
         mask = pc.is_in(users, value_set=gone)
         if not pc.any(mask).as_py():
             continue
-        table = pq.read_table(work.store / relative)
+        table = store_write.read_table(work.store / relative)
         mine = table.filter(mask)
         for name in mine.column_names:
             if name.startswith("key_"):
@@ -156,7 +163,7 @@ def _partitions(work: _Work) -> dict[str, list[pa.Array]]:
 def _outcomes(work: _Work, keys: Mapping[str, list[pa.Array]]) -> None:
     for task, parts in keys.items():
         for relative in work.files(f"outcomes/{task}"):
-            table = pq.read_table(work.store / relative)
+            table = store_write.read_table(work.store / relative)
             gone = pa.concat_arrays([p.cast(table["key"].type) for p in parts])
             mask = pc.is_in(table["key"], value_set=pc.drop_null(gone))
             if pc.any(mask).as_py():
@@ -165,7 +172,7 @@ def _outcomes(work: _Work, keys: Mapping[str, list[pa.Array]]) -> None:
 
 def _index(work: _Work) -> None:
     for relative in work.files("index"):
-        table = pq.read_table(work.store / relative)
+        table = store_write.read_table(work.store / relative)
         mask = work.forgotten.mask(table["key"])
         if mask.any():
             work.replace(relative, table.filter(pa.array(~mask)), int(mask.sum()))
@@ -174,8 +181,9 @@ def _index(work: _Work) -> None:
 def _entities(work: _Work) -> None:
     """Rows of nulls in place of the users, and a place holder in the vocabulary."""
     encoder = _without_ids(Encoder.load(work.store), work.forgotten)
-    work.manifest["files"] |= encoder.save(work.store)
-    raw = pq.read_table(work.store / store_write.RAW_USERS)
+    for relative, entry in encoder.save(work.store).items():
+        work.note(relative, entry)
+    raw = store_write.read_table(work.store / store_write.RAW_USERS)
     mask = work.forgotten.mask(raw["key"])
     blank = pa.array(mask)
     raw = pa.table({n: pc.if_else(blank, pa.scalar(None, raw[n].type), raw[n]) for n in raw.column_names})
@@ -189,32 +197,39 @@ def _without_ids(encoder: Encoder, forgotten: Forgotten) -> Encoder:
     if not isinstance(vocabulary, Vocabulary):
         return encoder
     mask = _names(forgotten, vocabulary.values)
-    places = pa.array([f"{PLACE}{i}" for i in range(len(mask))], pa.string()) if mask.any() else vocabulary.values
+    if not mask.any():
+        return encoder
+    places = pa.array([f"{PLACE}{i}" for i in range(len(mask))], pa.string())
     values = pc.if_else(pa.array(mask), places, vocabulary.values).to_pylist()
     return dataclasses.replace(encoder, vocabularies={**encoder.vocabularies, name: Vocabulary(values)})
 
 
 def _counts(work: _Work) -> None:
-    for relative in (store_write.TOTAL, store_write.HELD):
-        table = pq.read_table(work.store / relative)
-        mask = _counted(table, work.forgotten)
-        if mask.any():
-            work.replace(relative, table.filter(pa.array(~mask)), int(mask.sum()))
+    table = store_write.read_table(work.store / store_write.ENTITY_COUNTS)
+    mask = _counted(table, work.users)
+    if mask.any():
+        work.replace(store_write.ENTITY_COUNTS, table.filter(pa.array(~mask)), int(mask.sum()))
 
 
-def _counted(table: pa.Table, forgotten: Forgotten) -> npt.NDArray[np.bool_]:
-    users = np.asarray(pc.equal(table["group"], "user").to_numpy(), np.bool_)
-    return users & _names(forgotten, table["value"])
+def _counted(table: pa.Table, users: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """[N] counts of entities that are of one of the users."""
+    out: npt.NDArray[np.bool_] = (table["group"].to_numpy() == USER) & np.isin(table["index"].to_numpy(), users)
+    return out
 
 
 def _quarantine(work: _Work) -> None:
     for relative in work.files("quarantine"):
-        table = pq.read_table(work.store / relative)
-        kept = table
-        for column in _user_columns(work.spec):
-            kept = work.forgotten.without(kept, column)
+        table = store_write.read_table(work.store / relative)
+        kept = _without(table, work.forgotten, work.spec)
         if kept.num_rows < table.num_rows:
             work.replace(relative, kept, table.num_rows - kept.num_rows)
+
+
+def _without(quarantined: pa.Table, forgotten: Forgotten, spec: DatasetSpec) -> pa.Table:
+    """Quarantined rows that name none of the users, neither raw rows nor rows that contradict another."""
+    for column in (*_user_columns(spec), "user"):
+        quarantined = forgotten.without(quarantined, column)
+    return quarantined
 
 
 def _user_columns(spec: DatasetSpec) -> Iterator[str]:

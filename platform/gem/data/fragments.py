@@ -17,7 +17,7 @@ from gem.data.clock import Limits
 from gem.data.days import NO_DAY, day_numbers, day_text, parse_days
 from gem.data.forgotten import Forgotten
 from gem.data.hashing import stable_hash64
-from gem.data.pieces import shard_name, write_piece
+from gem.data.pieces import write_piece, write_shards
 from gem.data.raw import Part
 from gem.data.sources import RawFile
 from gem.data.spec import DatasetSpec, FeatureSpec
@@ -84,7 +84,7 @@ def read_job(spec: DatasetSpec, job: FileJob, limits: Limits) -> Canonical:
 def cut_file(spec: DatasetSpec, job: FileJob, work: Path, settings: CutSettings) -> dict[str, Any]:
     """Read one job, write its pieces under `work`, return counts as JSON.
 
-    Pieces: `<role>/<shard>/<number>`; label logs and ads are not cut: `labels/<label>/`, `ads/`. Quarantined rows:
+    Pieces: `<role>/<number>`, cut by shard; `labels/<label>/` and `ads/` are not cut. Quarantined rows:
     `quarantine/<number>`, their file named relative to the data folder. Rows of forgotten users go nowhere.
     """
     got = read_job(spec, job, settings.limits)
@@ -162,14 +162,11 @@ def _read_impressions(spec: DatasetSpec, job: FileJob, limits: Limits) -> Canoni
 
 
 def _write_shards(rows: pa.Table, column: str, folder: Path, name: str, num_shards: int) -> None:
-    """One piece per shard, also where it has no rows: it carries the columns."""
+    """One piece, the rows of each shard together."""
     shard = (stable_hash64(rows[column], _SALT) % np.uint64(num_shards)).astype(np.uint16)
     order = np.argsort(shard, kind="stable")  # a radix sort on 16 bits
     bounds = np.searchsorted(shard[order], np.arange(num_shards + 1))
-    rows = rows.combine_chunks().take(pa.array(order))
-    for s in range(num_shards):
-        start, end = int(bounds[s]), int(bounds[s + 1])
-        write_piece(folder / shard_name(s) / name, rows.slice(start, end - start))
+    write_shards(folder / name, rows.combine_chunks().take(pa.array(order)), bounds.tolist())
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:

@@ -46,6 +46,28 @@ def join_log(
     return np.where(seen, 1, np.where(unknown, -1, 0)).astype(np.int8)
 
 
+def shown_at(
+    shown: tuple[pa.Array, I64], log: tuple[pa.Array, I64], window_ms: int, skew_ms: int
+) -> tuple[I64, npt.NDArray[np.bool_]]:
+    """When the impression was that each row of a log belongs to, and which rows belong to one; both [L].
+
+    It is the last one of the row's key within [time - window, time + skew], else the first one after that. `shown` and
+    `log` are keys (no nulls in the log's) and times.
+    """
+    distinct = pc.unique(log[0])
+    code, log_code = _codes(shown[0], distinct), _codes(log[0], distinct)
+    some = np.flatnonzero(code >= 0)
+    order = some[np.lexsort((shown[1][some], code[some]))]
+    code, time_ms = code[order], shown[1][order]
+    after = count_before(code, time_ms, log_code, log[1] + skew_ms + 1)
+    out, known = log[1].copy(), np.zeros(len(log_code), np.bool_)
+    for at, since in ((after, log[1]), (after - 1, log[1] - window_ms)):  # the later choice decides
+        inside = np.flatnonzero((at >= 0) & (at < len(code)))
+        hit = inside[(code[at[inside]] == log_code[inside]) & (time_ms[at[inside]] >= since[inside])]
+        out[hit], known[hit] = time_ms[at[hit]], True
+    return out, known
+
+
 def immature(time_ms: I64, window_hours: float | None, log_end_ms: int) -> npt.NDArray[np.bool_]:
     """[N]: the window of the impression reaches beyond the end of the log, so its outcome is not settled.
 

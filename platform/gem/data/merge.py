@@ -6,19 +6,22 @@ where an outcome arrives or a window of waiting ends, the labels are. Pure funct
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gem.data import store_write
 from gem.data.collect import load_events
+from gem.data.copies import stored_numbers
 from gem.data.days import day_numbers
-from gem.data.duplicates import find_duplicates
 from gem.data.encode_rows import RowEncoder
 from gem.data.outcomes import Outcomes, relabelled
 from gem.data.pieces import Places, has_piece, load_pieces, read_piece, shard_name
@@ -30,12 +33,15 @@ from gem.data.timelines import Packing, grouped_order, rank_in_run
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 NEVER = 2**62
+STAGED, ENTRIES = ".merged", "entries.json"
+CONTENT = ("time_ms", "order", "kind", "dup")  # orders events that are known at one moment
 
 
 @dataclass
 class Shown:
     """Impressions of one partition on their way: `table` with cut -1 where it is to be counted, `old` as stored."""
 
+    number: int
     table: pa.Table
     old: pa.Table | None
     wrong: I64  # rows whose cut is to be counted
@@ -50,19 +56,52 @@ class ShardMerge:
         self.index = self._index(first_new)
         self.user = self.index["user"].to_numpy()
         self.encode = RowEncoder(spec, places.store)
+        self.gone = {kind: self._gone(kind) for kind in ("impressions", "events")}
         self.entries: dict[str, Entry] = {}
 
     def run(self) -> dict[str, Entry]:
         chosen = read_piece(self.places.built(self.shard) / "events")
-        known = chosen["known_ms"].to_numpy()
-        first_new = int(known.min()) if len(known) else NEVER
+        known = [chosen["known_ms"], *(g["known_ms"] for g in self.gone["events"].values())]
+        first_new = min((pc.min(k).as_py() for k in known if len(k)), default=NEVER)
         shown = self._impressions(first_new)
         counts = self._timelines(chosen, shown)
         self._write_impressions(shown)
         index = self.index.set_column(2, "events", pa.array(counts))
         path = store_write.index_path(self.shard)
-        self.entries[path] = store_write.write_table(self.store, path, index)
-        return self.entries
+        self.entries[path] = store_write.write_table(self.staged, path, index)
+        return self._publish()
+
+    @property
+    def staged(self) -> Path:
+        """Folder of what is to replace files of the store, which stay as they are until all of it is written."""
+        return self.store / STAGED / shard_name(self.shard)
+
+    def _publish(self) -> dict[str, Entry]:
+        """Move what was written into the store. A task that was cut off in the middle is finished when run again."""
+        store_write.write_text(self.staged, ENTRIES, json.dumps(self.entries))
+        return publish(self.store, self.shard)
+
+    def _gone(self, kind: str) -> dict[int, pa.Table]:
+        """Partition -> rows of the store (`row`: their position) whose place copies in this window take."""
+        piece = self.places.built(self.shard) / f"gone-{kind}"
+        table = read_piece(piece) if has_piece(piece) else None
+        if table is None:
+            return {}
+        return {n: table.filter(pc.equal(table["part"], n)) for n in pc.unique(table["part"]).to_pylist()}
+
+    def _read(self, kind: str, number: int, columns: list[str] | None = None) -> pa.Table:
+        """A stored partition, or some columns of it, without the rows that are gone."""
+        lines = kind == "timelines"
+        table = store_write.read_table(self.store / self._path(kind, number), columns=columns)
+        gone = self.gone["events" if lines else "impressions"].get(number)
+        if gone is not None:
+            keep = np.ones(table.num_rows, np.bool_)
+            keep[gone["row"].to_numpy()] = False
+            table = table.filter(pa.array(keep))
+        for task in [] if lines else [n for n, la in self.spec.labels.items() if la.table]:
+            at, key = table.column_names.index(f"key_{task}"), self.plan.key_types[f"key:{task}"]
+            table = table.set_column(at, f"key_{task}", table[f"key_{task}"].cast(key))  # a later file may have text
+        return table
 
     def _index(self, first_new: int) -> pa.Table:
         """key, user, events of the shard's users: those of the store, then the new ones."""
@@ -72,32 +111,30 @@ class ShardMerge:
         path = self.store / store_write.index_path(self.shard)
         if not path.is_file():
             return fresh.combine_chunks()
-        old = pq.read_table(path)
+        old = store_write.read_table(path)
         return pa.concat_tables([old.set_column(0, "key", old["key"].cast(new.type)), fresh]).combine_chunks()
-
-    def _stored(self, kind: str) -> list[int]:
-        """Partition numbers that the store has for this shard."""
-        paths = (self.store / kind).glob(f"day=*/shard-{self.shard:03d}.parquet")
-        return sorted(store_write.partition_number(f"{kind}/{p.parent.name}/{p.name}") for p in paths)
 
     def _path(self, kind: str, number: int) -> str:
         return store_write.partition_path(kind, store_write.partition_name(number), self.shard)
 
     def _write(self, kind: str, number: int, table: pa.Table) -> None:
         path = self._path(kind, number)
-        self.entries[path] = store_write.write_table(self.store, path, table)
+        self.entries[path] = store_write.write_table(self.staged, path, table)
 
     def _timelines(self, chosen: pa.Table, shown: list[Shown]) -> I64:
         """Write changed partitions and count the cuts of `shown`; returns all events per place in the index, [U]."""
         new = _Slices(self.encode.events(load_events(self.places.work, self.shard, self.plan.key_types)), chosen)
         asked = _Asked(self.spec, self.plan, shown, self.user)
-        start = min([*new.bounds, *asked.bounds], default=NEVER)
-        later = [n for n in self._stored("timelines") if n >= start]
+        changed = {*new.bounds, *self.gone["events"]}
+        start = min([*changed, *asked.bounds], default=NEVER)
+        later = [n for n in stored_numbers(self.store, "timelines", self.shard) if n >= start]
         base: I64 = self.index["events"].to_numpy().astype(np.int64)
         for number in later:
-            users = pq.read_table(self.store / self._path("timelines", number), columns=["user"])["user"].to_numpy()
+            users = store_write.read_table(self.store / self._path("timelines", number), columns=["user"])[
+                "user"
+            ].to_numpy()
             base -= np.bincount(np.searchsorted(self.user, users), minlength=len(base))
-        for number in sorted({*later, *new.bounds, *asked.bounds}):
+        for number in sorted({*later, *changed, *asked.bounds}):
             place, known_ms = self._partition(number, number in later, new)
             asked.count(number, base, place, known_ms)
             base += np.bincount(place, minlength=len(base))
@@ -106,27 +143,24 @@ class ShardMerge:
 
     def _partition(self, number: int, stored: bool, new: _Slices) -> tuple[I64, I64]:
         """(place of the user in the index, known_ms) of a partition's events, in order; new ones are written."""
-        path = self.store / self._path("timelines", number)
+        changed = number in self.gone["events"]
         if number not in new.bounds:
             if not stored:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
-            table = pq.read_table(path, columns=["user", "known_ms"])
+            table = self._read("timelines", number, None if changed else ["user", "known_ms"])
         else:
-            table = new.table(number, self.user)
+            table, changed = new.table(number, self.user), True
             if stored:
-                table = self._union(pq.read_table(path), table)
+                table = self._union(self._read("timelines", number), table)
+        if changed:
             self._write("timelines", number, table)
         return np.searchsorted(self.user, table["user"].to_numpy()), table["known_ms"].to_numpy()
 
     def _union(self, old: pa.Table, new: pa.Table) -> pa.Table:
         """One partition's events, old and new, under the rules of the second pass."""
         table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
-        names = ("user", "kind", "dup", "flags", "dwell", "known_ms", "time_ms", "order")
-        found = {n: table[n].to_numpy().astype(np.int64) for n in names}
-        ties = (-found["flags"], -found["dwell"], found["known_ms"])
-        row = np.flatnonzero(find_duplicates((found["user"], found["kind"], found["dup"]), ties, ()).keep)
-        content = tuple(found[n][row] for n in ("time_ms", "order", "kind", "dup"))
-        row = row[grouped_order((found["user"][row],), found["known_ms"][row], content)]
+        found = {n: table[n].to_numpy() for n in ("user", "kind", "dup", "known_ms", "time_ms", "order")}
+        row = grouped_order((found["user"],), found["known_ms"], tuple(found[n] for n in CONTENT))
         days = day_numbers(found["known_ms"][row], self.spec.impressions.zone)
         return table.take(pa.array(row[rank_in_run(found["user"][row], days) < self.plan.max_rows_per_user_day]))
 
@@ -135,25 +169,24 @@ class ShardMerge:
         built = self.places.built(self.shard) / "impressions"
         new = None
         if has_piece(built):
-            rows = load_pieces(self.places.work / "impressions" / shard_name(self.shard), self.plan.key_types)
+            rows = load_pieces(self.places.work / "impressions", self.plan.key_types, self.shard)
             assert rows is not None
             new = _Slices(self.encode.impressions(rows), read_piece(built))
         self.outcomes = Outcomes(self.spec, self.plan, self.store)
-        stored = self._stored("impressions")
+        stored = stored_numbers(self.store, "impressions", self.shard)
         out = []
         for number in sorted({*stored, *(new.bounds if new else {})}):
             fresh = new.table(number, self.user) if new and number in new.bounds else None
-            old = None
+            old, changed = None, fresh is not None or number in self.gone["impressions"]
             if number in stored:
-                path = self._path("impressions", number)
-                last_ms = self._last_ms(path)
-                if fresh is None and last_ms <= first_new and not self.outcomes.reach(last_ms):
+                last_ms = self._last_ms(self._path("impressions", number))
+                if not changed and last_ms <= first_new and not self.outcomes.reach(last_ms):
                     continue
-                old = pq.read_table(self.store / path)
-            table = old if fresh is None else fresh if old is None else self._one_of_each(old, fresh)
+                old = self._read("impressions", number)
+            table = old if fresh is None else fresh if old is None else self._both(old, fresh)
             assert table is not None
             wrong = (table["time_ms"].to_numpy() > first_new) | (table["cut"].to_numpy() < 0)
-            out.append(Shown(table, old, np.flatnonzero(wrong)))
+            out.append(Shown(number, table, None if changed else old, np.flatnonzero(wrong)))
         return out
 
     def _last_ms(self, path: str) -> int:
@@ -161,15 +194,13 @@ class ShardMerge:
         found = pq.ParquetFile(self.store / path)
         at = found.schema_arrow.get_field_index("time_ms")
         groups = range(found.metadata.num_row_groups)
-        return max((int(found.metadata.row_group(g).column(at).statistics.max) for g in groups), default=-NEVER)
+        kept = [found.metadata.row_group(g).column(at).statistics for g in groups]
+        return max((int(k.max) for k in kept if k is not None and k.has_min_max), default=-NEVER)  # none: no rows
 
-    def _one_of_each(self, old: pa.Table, new: pa.Table) -> pa.Table:
+    def _both(self, old: pa.Table, new: pa.Table) -> pa.Table:
         table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
-        names = [n for n in table.column_names if n.startswith(("own_", "label_"))]
-        ties = [-table[n].to_numpy().astype(np.int64) for n in names]
         user, dup, time_ms, own = (table[n].to_numpy() for n in ("user", "dup", "time_ms", "impression_id"))
-        row = np.flatnonzero(find_duplicates((user, dup), (*ties, time_ms), ()).keep)
-        row = row[grouped_order((user[row],), time_ms[row], (own[row], dup[row]))]
+        row = grouped_order((user,), time_ms, (own, dup))
         days = day_numbers(time_ms[row], self.spec.impressions.zone)
         return table.take(pa.array(row[rank_in_run(user[row], days) < self.plan.max_rows_per_user_day]))
 
@@ -177,10 +208,7 @@ class ShardMerge:
         for part in shown:
             table = relabelled(self.spec, self.plan, part.table, self.outcomes)
             if part.old is None or not table.equals(part.old):
-                self._write("impressions", self._number(part), table)
-
-    def _number(self, part: Shown) -> int:
-        return int(part.table["day"][0].as_py())
+                self._write("impressions", part.number, table)
 
 
 class _Slices:
@@ -254,7 +282,21 @@ def merge_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int, 
 
     `first_new` is the entity index of the shard's first new user.
     """
+    if (places.store / STAGED / shard_name(shard) / ENTRIES).is_file():
+        return publish(places.store, shard)
     return ShardMerge(spec, plan, places, shard, first_new).run()
 
 
-__all__ = ["ShardMerge", "merge_shard"]
+def publish(store: Path, shard: int) -> dict[str, Entry]:
+    """Move the staged files of a shard to their places. Returns their manifest entries."""
+    staged = store / STAGED / shard_name(shard)
+    entries: dict[str, Entry] = json.loads((staged / ENTRIES).read_text(encoding="utf-8"))
+    for relative in entries:
+        target = store / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (staged / relative).is_file():
+            (staged / relative).replace(target)
+    return entries
+
+
+__all__ = ["STAGED", "ShardMerge", "merge_shard"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from gem.data import store_write
 from gem.data.days import HOUR_MS
 from gem.data.labels import entire_space, immature, join_log
 from gem.data.schema import Task
@@ -32,12 +32,12 @@ class Outcomes:
             if not label.table:
                 continue
             kind = plan.key_types[f"key:{task}"]
-            parts = [pq.read_table(p) for p in sorted((store / "outcomes" / task).glob("*.parquet"))]
+            parts = [store_write.read_table(p) for p in sorted((store / "outcomes" / task).glob("*.parquet"))]
             tables = [p.set_column(0, "key", p["key"].cast(kind)) for p in parts]
             empty = pa.schema([("key", pa.type_for_alias(kind)), ("time_ms", pa.int64())]).empty_table()
             self._rows[task] = pa.concat_tables([empty, *tables]).combine_chunks()
             new = store / outcome_path(task, plan.window)
-            times = pq.read_table(new, columns=["time_ms"])["time_ms"] if new.is_file() else None
+            times = store_write.read_table(new, columns=["time_ms"])["time_ms"] if new.is_file() else None
             self._new_from[task] = pc.min(times).as_py() if times is not None and len(times) else FOREVER
 
     def reach(self, last_ms: int) -> bool:

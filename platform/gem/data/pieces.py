@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,28 +39,42 @@ def write_piece(path: Path, table: pa.Table) -> None:
     beside.replace(path.with_name(path.name + ENDING))
 
 
+def write_shards(path: Path, table: pa.Table, bounds: Sequence[int]) -> None:
+    """Write one table as one piece whose record batches are the rows between neighbouring `bounds`: one per shard.
+
+    A shard without rows has an empty batch: it carries the columns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    whole = table.unify_dictionaries().combine_chunks()
+    arrays = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in whole.columns]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=whole.schema)
+    with ipc.new_file(str(beside), whole.schema) as writer:
+        for start, end in itertools.pairwise(bounds):
+            writer.write_batch(rows.slice(start, end - start))
+    beside.replace(path.with_name(path.name + ENDING))
+
+
 def has_piece(path: Path) -> bool:
     """Is there a piece of that name?"""
     return path.with_name(path.name + ENDING).is_file()
 
 
-def read_piece(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Map one piece, or some of its columns."""
+def read_piece(path: Path, shard: int | None = None) -> pa.Table:
+    """Map one piece, or one shard's batch of it."""
     with pa.memory_map(str(path.with_name(path.name + ENDING))) as source:
-        table = ipc.open_file(source).read_all()
-    return table if columns is None else table.select(columns)
+        reader = ipc.open_file(source)
+        return reader.read_all() if shard is None else pa.Table.from_batches([reader.get_batch(shard)])
 
 
-def load_pieces(folder: Path, types: Mapping[str, str], columns: Sequence[str] | None = None) -> pa.Table | None:
-    """All pieces of a folder in name order, key columns cast to their type over all files; None if there is none.
+def load_pieces(folder: Path, types: Mapping[str, str], shard: int | None = None) -> pa.Table | None:
+    """All pieces of a folder in name order, or one shard's batches of them; None if there is none.
 
-    `columns`: those of them that the pieces have; all if None.
+    Key columns are cast to their type over all files.
     """
     parts = []
     for path in sorted(folder.glob(f"*{ENDING}")):
-        table = read_piece(path.with_name(path.name.removesuffix(ENDING)))
-        if columns is not None:
-            table = table.select([c for c in table.column_names if c in columns])
+        table = read_piece(path.with_name(path.name.removesuffix(ENDING)), shard)
         for column in types:
             if column in table.column_names and table.schema.field(column).type != types[column]:
                 at = table.column_names.index(column)

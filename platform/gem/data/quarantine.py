@@ -40,7 +40,7 @@ def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table
     owner = _owners(records)
     parts: dict[str, list[pa.Table]] = {}
     for record in records:
-        table, role = record["job"]["table"], _role(record)
+        table, role = record["job"]["table"], role_of(record)
         mine = [r for r in record["quarantined"] if owner[table, r][0] == role]
         if mine:
             rows = read_piece(work / "quarantine" / record["piece"])
@@ -65,7 +65,7 @@ def check(records: Sequence[dict[str, Any]], limit: float, work: Path, beside: P
     """
     totals: dict[tuple[str, str], list[int]] = {}
     for record in records:
-        total = totals.setdefault((record["job"]["table"], _role(record)), [0, 0])
+        total = totals.setdefault((record["job"]["table"], role_of(record)), [0, 0])
         total[0] += record["raw_rows"]
         total[1] += sum(record["quarantined"].values())
     worst = max(totals, key=lambda k: totals[k][1] / max(1, totals[k][0]), default=None)
@@ -89,7 +89,7 @@ def _owners(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], tuple[st
     found: dict[tuple[str, str, str], int] = {}
     for record in records:
         for reason, count in record["quarantined"].items():
-            key = (record["job"]["table"], reason, _role(record))
+            key = (record["job"]["table"], reason, role_of(record))
             found[key] = found.get(key, 0) + count
     out: dict[tuple[str, str], tuple[str, int]] = {}
     for (table, reason, role), count in sorted(found.items()):
@@ -98,6 +98,7 @@ def _owners(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], tuple[st
     return out
 
 
-def _role(record: dict[str, Any]) -> str:
+def role_of(record: dict[str, Any]) -> str:
+    """In what role a table was read: as impressions, as which event source, as which label's log, as entities."""
     job = record["job"]
     return f"{job['role']}{job['source']}{job['label']}"

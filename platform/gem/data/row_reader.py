@@ -46,8 +46,8 @@ class Canonical:
     quarantined:  columns row (JSON text of the original row), reason, file (text)
     raw_rows:     data rows in the file; for list sources the number of lists, not of events. For everything
                   but list sources raw_rows == rows.num_rows + quarantined.num_rows.
-    counts:       repairs that cost no row: "nan:<feature>", "infinite:<feature>", "null_list_items", "bad_list_items",
-                  "clamped_time", "unknown_dwell", "null_arrival"
+    counts:       repairs that cost no row: "nan:<feature>", "infinite:<feature>", "negative:<feature>" (under log1p),
+                  "null_list_items", "bad_list_items", "clamped_time", "unknown_dwell", "null_arrival"
     """
 
     rows: pa.Table
@@ -186,15 +186,23 @@ class RowReader:
         self.mark(bad, "unparsable")
         return values, np.asarray(pc.fill_null(pc.invert(pc.is_finite(values)), False))
 
-    def number_or_missing(self, column: str, name: str) -> pa.Array:
+    def number_or_missing(self, column: str, feature: FeatureSpec) -> pa.Array:
         """float64 column; NaN and infinities become null and are counted."""
         values, wrong = self.number(column)
+        self.count_negative(values, feature)
+        name = feature.name
         if not wrong.any():
             return values
         num_nan = int(pc.sum(pc.is_nan(values)).as_py() or 0)
         self.count(f"nan:{name}", num_nan)
         self.count(f"infinite:{name}", int(wrong.sum()) - num_nan)
         return pc.if_else(pa.array(wrong), pa.scalar(None, pa.float64()), values)
+
+    def count_negative(self, values: pa.Array, feature: FeatureSpec) -> None:
+        """Count what log1p makes a missing value."""
+        if feature.transform == "log1p":
+            finite = pc.and_(pc.is_finite(values), pc.less(values, 0.0))
+            self.count(f"negative:{feature.name}", int(pc.sum(finite).as_py() or 0))
 
     def count(self, what: str, how_many: int) -> None:
         if how_many:

@@ -14,10 +14,16 @@ from gem.errors import DataError
 MAX_CONFLICT_SHARE = 0.01  # of impressions; true repeats of a log line agree in ad and time
 
 
-def check_distinct(spec: DatasetSpec, shards: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a duplicate key that is shared by different impressions (a request id, times in whole seconds)."""
-    conflicts = sum(int(s["conflicts"]) for s in shards)
-    rows = sum(int(s["impressions"]) + int(s["duplicates"]) + int(s["conflicts"]) for s in shards)
+def check_distinct(
+    spec: DatasetSpec, shards: Sequence[Mapping[str, Any]], parent: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a duplicate key that is shared by different impressions (a request id, times in whole seconds).
+
+    Rows of the store before count too (`parent`, its manifest): a few late rows say little alone.
+    """
+    parts = [*shards, {**parent["rows"], "duplicates": parent["duplicates"]}] if parent else shards
+    conflicts = sum(int(s["conflicts"]) for s in parts)
+    rows = sum(int(s["impressions"]) + int(s["duplicates"]) + int(s["conflicts"]) for s in parts)
     if not rows or conflicts <= MAX_CONFLICT_SHARE * rows:
         return
     imp = spec.impressions

@@ -103,6 +103,7 @@ class EventSource(_Strict):
     user: str
     ad: str | None = None
     item: dict[str, str] = Field(default_factory=dict)
+    id: str | None = None  # event id: rows of a user equal in it are one event; equal in all fields if absent
     time: TimeSpec | None = None  # absent only with `list_before`
     surface: str | None = None
     flags: dict[str, str] = Field(default_factory=dict)  # flag name -> 0/1 column

@@ -178,9 +178,14 @@ def _check_events(spec: DatasetSpec) -> None:
 def _check_event(where: str, spec: DatasetSpec, source: EventSource) -> None:
     if bool(source.ad) == bool(source.item):
         raise SpecError(f"{where}: give either `ad` or, for events without an ad of their own, `item`.")
-    if source.list_before and (source.item or source.ingested):
-        field = "item" if source.item else "ingested"
-        raise SpecError(f"{where}.{field}: not for lists without times (`list_before`). Remove it.")
+    for field in ("item", "ingested", "id") if source.list_before else ():
+        if getattr(source, field):
+            raise SpecError(f"{where}.{field}: not for lists without times (`list_before`). Remove it.")
+    if source.id and source.table == spec.impressions.table:
+        raise SpecError(
+            f"{where}.id: events over the impression table are one per impression; `impressions.id` and "
+            "`impressions.duplicate_key` say which rows are one. Remove it."
+        )
     features = {f.name: f for f in spec.ads.features}
     for name in source.item:
         _known(f"{where}.item", "ad feature", name, features)

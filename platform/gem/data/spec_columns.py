@@ -46,7 +46,7 @@ def column_uses(spec: DatasetSpec) -> Iterator[ColumnUse]:
 def _event_uses(source: EventSource) -> Iterator[tuple[str, str]]:
     yield "user", source.user
     yield from ((f"item.{name}", column) for name, column in source.item.items())
-    yield from ((where, column) for where, column in (("ad", source.ad), ("action", source.action)) if column)
+    yield from ((where, c) for where, c in (("ad", source.ad), ("id", source.id), ("action", source.action)) if c)
     times = (
         ("time", source.time),
         ("list_before", source.list_before),

@@ -10,7 +10,7 @@ What only the next window needs, and no reader:
 
     raw/{users,ads}.parquet          key and raw features, row i = entity index i + 1
     index/shard-000.parquet          key, user, events (so far) of the shard's users, by user index
-    counts/{total,held}.parquet      how often values occurred on training days, and on later days
+    counts/{values,entities}.parquet how often values and entities occurred on training days (-1), and on later days
     outcomes/<label>/<window>.parquet    rows of a label log
 
 The manifest is written last: a store without one is not a store. Files may be hard links to those of the store before,
@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ VERSION = 2
 MANIFEST, SPEC, SCHEMA, ENCODER = "manifest.json", "spec.json", "schema.json", "encoder.json"
 USERS, ADS = "entities/users.parquet", "entities/ads.parquet"
 RAW_USERS, RAW_ADS = "raw/users.parquet", "raw/ads.parquet"
-TOTAL, HELD = "counts/total.parquet", "counts/held.parquet"
+VALUE_COUNTS, ENTITY_COUNTS = "counts/values.parquet", "counts/entities.parquet"
 CONTEXT_PREFIX = "ctx_"
 BEFORE_NUMBER = -(2**31) + 1  # partition number of `before`; others are days since 1970-01-01
 
-_RANDOM = ("dup", "impression_id")  # hashes: nothing makes them smaller
+_RANDOM = ("dup", "impression_id", "key")  # hashes and ids: nothing makes them smaller
 _RISING = ("user", "time_ms", "known_ms", "cut", "events")  # neighbours differ little
 
 Entry = dict[str, Any]  # sha256, bytes, rows; min_ms and max_ms where the rows have times
@@ -81,11 +81,12 @@ def write_table(store: Path, relative: str, table: pa.Table, level: int = 1) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
     names = table.column_names
+    random = {f.name for f in table.schema if f.name in _RANDOM and pa.types.is_integer(f.type)}
     pq.write_table(
         table,
         beside,
-        compression={n: "none" if n in _RANDOM else "zstd" for n in names},
-        compression_level={n: level for n in names if n not in _RANDOM},
+        compression={n: "none" if n in random else "zstd" for n in names},
+        compression_level={n: level for n in names if n not in random},
         use_dictionary=[n for n in names if n not in _RANDOM and n not in _RISING],
         column_encoding={n: "DELTA_BINARY_PACKED" for n in names if n in _RISING},
         write_statistics=["time_ms"] if "time_ms" in names else False,
@@ -97,6 +98,12 @@ def write_table(store: Path, relative: str, table: pa.Table, level: int = 1) -> 
         ends = pc.min_max(table["time_ms"]).as_py()
         entry |= {"min_ms": ends["min"], "max_ms": ends["max"]}
     return entry
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """One file of a store, or some of its columns; folder names add none."""
+    with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def write_text(store: Path, relative: str, text: str) -> Entry:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gem.data.days import HOUR_MS
+from gem.data.labels import shown_at
 from gem.data.pieces import load_pieces
 from gem.data.quarantine import conflict_record
 from gem.data.shard_plan import ShardPlan
@@ -49,16 +51,21 @@ def conflicting_rows(
 
 
 def hot_users(events: pa.Table, chosen: Chosen, keys: pa.Array) -> list[dict[str, Any]]:
-    """The users with most events: key, events, the most within one second, and how many rows the cap took."""
+    """The users with most new events: key, events, the most within one second, and how many rows the cap took.
+
+    The times within a list are made up: its events are no burst.
+    """
     if not len(chosen.row):
         return []
-    counts = np.bincount(chosen.code, minlength=len(keys))
+    counts = np.bincount(chosen.code[~chosen.repeat], minlength=len(keys))
     lost = pc.index_in(events["user"].take(pa.array(chosen.dropped)), value_set=keys).to_numpy()
     capped = np.bincount(lost, minlength=len(keys)) if len(lost) else np.zeros(len(keys), np.int64)
     top = np.argsort(-(counts + capped), kind="stable")[:TOP]
     mask = np.zeros(len(keys), np.bool_)
     mask[top] = True
-    mine = mask[chosen.code]
+    mine = mask[chosen.code] & ~chosen.repeat
+    if "order" in events.column_names:
+        mine &= np.asarray(events["order"].is_null())[chosen.row]
     code, second = chosen.code[mine], _seconds(events, chosen.row[mine])
     order = np.lexsort((second, code))
     peak = np.zeros(len(keys), np.int64)
@@ -84,9 +91,10 @@ def early_outcomes(
         log = load_pieces(work / "labels" / task, {"key": plan.key_types[f"key:{task}"]}) if label.table else None
         if log is None or impressions is None or shown is None:
             continue
-        at = pc.index_in(log["key"].combine_chunks(), value_set=impressions[f"key:{task}"].combine_chunks())
-        hit = np.asarray(at.is_valid())
-        ahead = impressions["time_ms"].to_numpy()[at.drop_null().to_numpy()] - log["time_ms"].to_numpy()[hit]
+        rows = (log["key"].combine_chunks(), log["time_ms"].to_numpy())
+        shows = (impressions[f"key:{task}"].combine_chunks(), impressions["time_ms"].to_numpy())
+        own, found = shown_at(shows, rows, int((label.window_hours or 0) * HOUR_MS), plan.max_skew_ms)
+        ahead = (own - rows[1])[found]
         out[f"clamped_outcome:{task}"] = int(((ahead > 0) & (ahead <= plan.max_skew_ms)).sum())
         out[f"outcome_before_impression:{task}"] = int((ahead > plan.max_skew_ms).sum())
     return {k: n for k, n in out.items() if n}

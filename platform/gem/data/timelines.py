@@ -8,6 +8,7 @@ Letters: E events, N impressions, U users.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -55,35 +56,75 @@ def timeline_order(user: Ints, known_ms: Ints, time_ms: Ints, ties: Sequence[Int
 
 
 def grouped_order(groups: Sequence[Ints], time: Ints, ties: Sequence[Ints] = ()) -> I64:
-    """Permutation [E] that sorts by (*groups, time, *ties). Groups are non-negative, or partition numbers first."""
+    """Permutation [E] by (group, time, *ties) or (partition, group, time, *ties); groups are not negative."""
+    order, tied = order_and_ties(groups, time)
+    return in_order_of(ties, order, tied)
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Places in an order whose rows share group and time with a neighbour, and which of them belong together."""
+
+    place: I64
+    run: I64
+
+
+def order_and_ties(groups: Sequence[Ints], time: Ints) -> tuple[I64, Tied]:
+    """A permutation [E] by (*groups, time), and where in it rows stand that share all of these.
+
+    The first of two groups is a partition: few numbers, whatever they are. Partitions are told apart first by a radix
+    sort, so that each is small when it is sorted.
+    """
     if not len(time):
-        return np.zeros(0, np.int64)
-    group = groups[0].astype(np.int64)
-    if len(groups) > 1:  # few partitions: their ranks, and times counted from the start of each
-        distinct, rank = _ranks(group)
-        starts = np.full(len(distinct), np.iinfo(np.int64).max)
-        np.minimum.at(starts, rank, time)
-        time = time - starts[rank]
-        group = rank * (int(groups[1].max()) + 1) + groups[1]
+        return np.zeros(0, np.int64), Tied(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    if len(groups) == 1:
+        return _ordered(groups[0], time)
+    rank = _ranks(groups[0])
+    rough = np.argsort(rank, kind="stable")  # 16 bits: NumPy sorts them by radix
+    bounds = np.cumsum(np.bincount(rank)).tolist()
+    order, places, runs, start = np.empty(len(time), np.int64), [], [], 0
+    for end in bounds:
+        rows = rough[start:end]
+        inner, same = _ordered(groups[1][rows], time[rows])
+        order[start:end] = rows[inner]
+        places.append(same.place + start)
+        runs.append(same.run + start)  # a run's number is below the rows before it: no two partitions share one
+        start = end
+    return order, Tied(np.concatenate(places), np.concatenate(runs))
+
+
+def in_order_of(ties: Sequence[Ints], order: I64, tied: Tied) -> I64:
+    """`order` with tied rows sorted by `ties` within their run; changed in place."""
+    if len(tied.place):
+        rows = order[tied.place]
+        order[tied.place] = rows[np.lexsort((*(t[rows] for t in reversed(tuple(ties))), tied.run))]
+    return order
+
+
+def _ordered(group: Ints, time: Ints) -> tuple[I64, Tied]:
+    if not len(time):
+        return np.zeros(0, np.int64), Tied(np.zeros(0, np.int64), np.zeros(0, np.int64))
     code = Packing(time, int(group.max()) + 1).pack(group, time)
     order: I64 = np.argsort(code)
     code = code[order]
     same = code[1:] == code[:-1]
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-    if len(tied):  # equal codes are neighbours: sorting the tied rows alone keeps every group in its place
-        rows = order[tied]
-        order[tied] = rows[np.lexsort((*(t[rows] for t in reversed(tuple(ties))), code[tied]))]
-    return order
+    place = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    run = np.cumsum(np.diff(code[place], prepend=code[place[:1]]) != 0)
+    return order, Tied(place, run)
 
 
-def _ranks(values: I64) -> tuple[I64, I64]:
-    """(distinct values sorted, rank of each value); meant for few distinct ones."""
-    coded = pa.array(values).dictionary_encode()
-    distinct = coded.dictionary.to_numpy()
-    order = np.argsort(distinct)
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return distinct[order], place[coded.indices.to_numpy(zero_copy_only=False)]
+def _ranks(values: Ints) -> npt.NDArray[np.int16] | npt.NDArray[np.int32]:
+    """Rank of each partition among the distinct ones, as the smallest integers that hold them."""
+    low, high = int(values.min()), int(values.max())
+    if high - low > 2**20:  # one far-away partition, such as "before"
+        far = values == low
+        low = int(values[~far].min()) - 1
+        values = np.where(far, low, values)
+        if high - low > 2**20:
+            return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    if high - low < 2**15:
+        return (values - low).astype(np.int16)
+    return (values - low).astype(np.int32)
 
 
 def repeated(keys: Sequence[Ints]) -> Bools:

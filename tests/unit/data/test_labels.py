@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gem.data.labels import entire_space, immature, join_log
+from gem.data.labels import entire_space, immature, join_log, shown_at
 from gem.data.schema import Task
 from gem.errors import SpecError
 
@@ -57,6 +57,26 @@ def test_against_a_naive_scan() -> None:
         expected.append(1 if seen else 0)
     assert join(keys.tolist(), times.tolist(), log, window=2.0) == expected
     assert set(expected) == {1, 0}
+
+
+def test_the_impression_of_an_outcome_against_a_naive_search() -> None:
+    """Keys that name one impression and keys that many share, outcomes before all, between and long after them."""
+    rng = np.random.default_rng(5)
+    for num_keys in (4, 40, 400):
+        keys, times = rng.integers(0, num_keys, 120), rng.integers(0, 300, 120)
+        shown = pa.array([None if k % 7 == 3 else str(k) for k in keys.tolist()], pa.string())
+        log_keys, log_times = rng.integers(0, num_keys, 90), rng.integers(0, 300, 90)
+        log = (pa.array([str(k) for k in log_keys.tolist()]), log_times)
+        own, found = shown_at((shown, times), log, 60, 9)
+        for i, (key, at) in enumerate(zip(log_keys.tolist(), log_times.tolist(), strict=True)):
+            mine = sorted(t for k, t in zip(keys.tolist(), times.tolist(), strict=True) if k == key and k % 7 != 3)
+            near = [t for t in mine if at - 60 <= t <= at + 9]
+            later = [t for t in mine if t > at + 9]
+            want = near[-1:] or later[:1]
+            assert (bool(found[i]), int(own[i])) == (bool(want), want[0] if want else at)
+    none = pa.array([], pa.string())
+    assert not shown_at((none, np.zeros(0, np.int64)), log, 60, 9)[1].any()
+    assert shown_at((shown, times), (none, np.zeros(0, np.int64)), 60, 9)[0].tolist() == []
 
 
 def test_entire_space_is_a_three_valued_and() -> None:

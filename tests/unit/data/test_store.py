@@ -151,7 +151,7 @@ def test_take_and_single_days(store: FeatureStore) -> None:
         store.impressions(["2020-01-01"])
 
 
-def test_order_of_rows_and_files_does_not_matter(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_d1_unsorted_events(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     other = build(write_toy(tmp_path / "raw", ROWS, seed=5, parts=3), tmp_path / "store")
     first, second = FeatureStore.open(built[0]), FeatureStore.open(tmp_path / "store")
     data = [f for f in first.manifest["files"] if not f.startswith(("quarantine/", "windows/"))]

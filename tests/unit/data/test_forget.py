@@ -1,0 +1,285 @@
+"""Users who asked to be forgotten are nowhere in a store any more, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from gem.config import DataConfig, RunConfig
+from gem.data import forget as forget_module
+from gem.data import sanity, store_write
+from gem.data.forget import forget_users
+from gem.data.forgotten import Forgotten
+from gem.data.spec import parse_spec
+from gem.data.store import FeatureStore
+from gem.errors import ConfigError, DataError
+from pipelines.forget import forget, report
+from pipelines.preprocess import Base, build_store, in_process
+from pipelines.stage import run_stage
+from pipelines.windows import FORGOTTEN, find_parent, key_part, read_forgotten
+from tests.unit.data.regular_log import END, END_MS, FIRST, LOG, USERS, day_rows, show, view, write_first
+from tests.unit.data.window_log import DAY_MS, SPEC, Row, oracle, read_back, write_rows
+
+NUMBER = 910_000_000  # users are this and their number: text that stands nowhere else
+GONE = (5, 8)
+IDS = [str(NUMBER + u) for u in GONE]
+FEATURES = [
+    {"name": "town", "kind": "categorical"},
+    {"name": "tags", "kind": "multi", "separator": "|"},
+    {"name": "age", "kind": "numeric"},
+    {"name": "look", "kind": "embedding", "width": 2, "separator": "|"},
+]
+TOY = parse_spec(SPEC | {"users": {"table": "people", "key": "person", "min_count": 1, "features": FEATURES}})
+WHEN = "2026-01-01T00:00:00+00:00"
+
+
+def named(rows: list[Row]) -> list[Row]:
+    return [r | {"person": None if r["person"] is None else NUMBER + r["person"]} for r in rows]
+
+
+def people(folder: Path) -> None:
+    lines = [f"{NUMBER + u},{'abc'[u % 3]},x|{'yz'[u % 2]},{20 + u},{u}|{u}" for u in USERS]
+    (folder / "people.csv").write_text("\n".join(["person,town,tags,age,look", *lines]) + "\n")
+
+
+def dirty() -> dict[str, list[Row]]:
+    """The first window, and of user 5: a row for the quarantine, one id with two payloads, a burst of views."""
+    twice, bad = show(1, 5, at=show(1, 5)["at"] + 1, show_id=105), show(1, 5, show_id=905, item=None)
+    burst = [{**view(2, 5, item=i % 9), "at": view(2, 5)["at"] + i} for i in range(12)]
+    return {**FIRST, "shows": [*FIRST["shows"], twice, bad], "views": [*FIRST["views"], *burst]}
+
+
+def build(raw: Path, out: Path, base: Base | None = None) -> dict[str, Any]:
+    config = RunConfig(data=replace(DataConfig(num_shards=16)))  # some shards have one user
+    return build_store(config, TOY, (raw, out), lambda text: None, in_process, base)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_rows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sanity, "MAX_CONFLICT_SHARE", 0.1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("before")
+    raw = write_first(folder / "raw")
+    people(raw)
+    for table, rows in dirty().items():
+        write_rows(raw / f"{table}-first.parquet", named(rows))
+    build(raw, folder / "store")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def after(before: Path) -> tuple[Path, dict[str, Any]]:
+    return before / "after", forget_users(before / "store", before / "after", Forgotten().with_users(IDS), WHEN)[0]
+
+
+def cells(path: Path) -> Iterator[str]:
+    """All text and numbers of a table, lists item by item."""
+    for column in pq.read_table(path).columns:
+        while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+            column = pc.list_flatten(column)
+        yield from pc.unique(column.cast(pa.string()).drop_null()).to_pylist()
+
+
+def naming(folder: Path, ids: list[str]) -> set[str]:
+    """Files below a folder that hold one of the ids, in their bytes or in a cell of their table."""
+    out = set()
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        texts = [path.read_bytes().decode("latin-1")]
+        texts += cells(path) if path.suffix == ".parquet" else []
+        texts += [str(v) for v in np.load(path).ravel().tolist()] if path.suffix == ".npy" else []
+        if any(i in text for i in ids for text in texts):
+            out.add(path.relative_to(folder).as_posix())
+    return out
+
+
+def test_nothing_names_a_forgotten_user(before: Path, after: tuple[Path, dict[str, Any]]) -> None:
+    kinds = {f.split("/")[0] for f in naming(before / "store", IDS)}
+    assert kinds == {"entities", "raw", "index", "quarantine", "vocabularies.parquet", "manifest.json"}
+    assert naming(after[0], IDS) == set()
+    store = FeatureStore.open(after[0], verify=True)
+    assert [store.users.index_of(i) for i in IDS] == [0, 0] and store.hash == FeatureStore.open(after[0]).hash
+    shows, lines = oracle({**FIRST, "shows": [r for r in FIRST["shows"] if r["person"] not in GONE]}, LOG)
+    seen, told = read_back(after[0])
+    assert seen == {s: {**r, "person": NUMBER + r["person"]} for s, r in shows.items()}
+    assert {u - NUMBER: sorted(e) for u, e in told.items()} == {u: e for u, e in lines.items() if u not in GONE}
+
+
+def test_rows_cuts_and_encodings_of_all_others_stay(before: Path, after: tuple[Path, dict[str, Any]]) -> None:
+    old, new = FeatureStore.open(before / "store"), FeatureStore.open(after[0])
+    indices = pa.array([old.users.index_of(i) for i in IDS], pa.int32())
+    files = old.manifest["files"]
+    assert set(files) == set(new.manifest["files"])
+    for relative in (*store_write.paths_of(files, "timelines"), *store_write.paths_of(files, "impressions")):
+        table, now = (pq.ParquetFile(s.path / relative).read() for s in (old, new))
+        assert table.filter(pc.invert(pc.is_in(table["user"], value_set=indices))).equals(now)
+    others = np.setdiff1d(np.arange(len(old.users)), indices.to_numpy())
+    for relative in (store_write.USERS, store_write.ADS):
+        rows = others if relative == store_write.USERS else slice(None)
+        table, now = (pq.read_table(s.path / relative).to_pandas() for s in (old, new))
+        assert table.iloc[rows].equals(now.iloc[rows])
+    for name, vocabulary in old.encoder.vocabularies.items():
+        pairs = list(zip(vocabulary.to_list(), new.encoder.vocabularies[name].to_list(), strict=True))
+        assert {a for a, b in pairs if a != b} == (set(IDS) if name == "user_id" else set())
+    blank = pq.read_table(after[0] / store_write.USERS).take(indices).to_pylist()
+    unknown = pq.read_table(after[0] / store_write.USERS).slice(0, 1).to_pylist()[0]
+    assert list(map(str, blank)) == [str(unknown)] * 2
+
+
+def test_the_proof_counts_what_went_and_names_every_file_that_changed(
+    before: Path, after: tuple[Path, dict[str, Any]]
+) -> None:
+    proof, (old, new) = after[1]["forgotten"][-1], (before / "store", after[0])
+    mine = {t: [r for r in rows if r["person"] in GONE] for t, rows in dirty().items()}
+    shown = {r["show_id"] for r in mine["shows"] if r["item"] is not None}
+    bought = [r for r in dirty()["buys"] if r["show_id"] in shown]
+    assert bought and proof["removed"] == {
+        "timelines": len(shown) + len(mine["views"]) + len(mine["buys"]),
+        "impressions": len(shown),
+        "outcomes": len(bought),
+        "index": 2,
+        "entities": 2,
+        "raw": 2,
+        "counts": proof["removed"]["counts"],
+        "quarantine": 2,
+    }
+    files = after[1]["files"]
+    changed = {f for f in files if not (old / f).samefile(new / f)}
+    assert set(proof["rewritten"]) == changed
+    for relative, hashes in proof["rewritten"].items():
+        assert hashes == [store_write.file_sha256(s / relative) for s in (old, new)]
+    kinds = ("timelines/", "impressions/", "index/", "quarantine/", "entities/users", "raw/users", "vocabularies")
+    assert proof["files_checked"] == len([f for f in files if f.startswith(kinds)]) + 1  # and the counts
+    assert (proof["users"], proof["when"], len(proof["digests"])) == (2, WHEN, 2)
+    assert proof["store_before"] == store_write.manifest_hash(store_write.read_manifest(old))
+    rows = after[1]["rows"]
+    assert rows["impressions"] == sum(rows["impressions_by_day"].values()) == len(FIRST["shows"]) - len(shown)
+    FeatureStore.open(old, verify=True)
+
+
+@pytest.mark.parametrize("step", ["_partitions", "_index", "_entities", "_counts", "_quarantine", "_without_ids"])
+def test_a_leftover_is_found(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    real, calls = getattr(forget_module, step), iter(range(100))
+
+    def forgetful(first: Any, *rest: Any) -> Any:
+        if step == "_partitions":  # one of the two users only
+            whole, first.users = first.users, first.users[:1]
+            out = real(first)
+            first.users = whole
+            return out
+        if step == "_without_ids":  # where the store is changed, not where it is checked
+            return real(first, *rest) if next(calls) else first
+        return None
+
+    monkeypatch.setattr(forget_module, step, forgetful)
+    with pytest.raises(DataError, match="still names a user"):
+        forget_users(before / "store", tmp_path / "out", Forgotten().with_users(IDS), WHEN)
+    assert not (tmp_path / "out" / store_write.MANIFEST).exists()
+
+
+def test_the_store_grows_on_and_the_forgotten_stay_out(before: Path, tmp_path: Path) -> None:
+    listed = Forgotten().with_users(IDS)
+    forget_users(before / "store", tmp_path / "after", listed, WHEN)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for file in (before / "raw").iterdir():
+        (raw / file.name).hardlink_to(file)
+    (raw / "people.csv").unlink()
+    people(raw)
+    with (raw / "people.csv").open("a") as f:
+        f.write(f"{NUMBER + 30},c,y,1,2|2\n")
+    bad = show(4, 8, show_id=908, item=None)
+    more = {**day_rows(4), "buys": [*day_rows(4)["buys"], END | {"at": END_MS + DAY_MS}]}
+    more["shows"] = [*more["shows"], bad, show(4, 30, show_id=430)]
+    for table, rows in more.items():
+        write_rows(raw / f"{table}-next.parquet", named(rows))
+    build(raw, tmp_path / "next", Base(tmp_path / "after", forgotten=listed))
+    assert naming(tmp_path / "next", IDS) == set()
+    rows = {t: [r for r in [*FIRST[t], *more[t]] if r["item"] is not None] for t in FIRST}
+    shows, lines = oracle({**rows, "shows": [r for r in rows["shows"] if r["person"] not in GONE]}, LOG)
+    seen, told = read_back(tmp_path / "next")
+    assert seen == {s: {**r, "person": NUMBER + r["person"]} for s, r in shows.items()}
+    assert {u - NUMBER: sorted(e) for u, e in told.items()} == {u: e for u, e in lines.items() if u not in GONE}
+    users = [pq.read_table(s / store_write.USERS)["key"].to_pylist() for s in (before / "store", tmp_path / "next")]
+    kept = [k for k in users[0] if str(k) not in IDS]
+    assert [k for k in users[1] if k] == [k for k in kept if k] + [NUMBER + 30]  # nobody gets a freed index
+    assert [users[1].index(k) for k in kept if k] == [users[0].index(k) for k in kept if k]
+
+
+def test_one_after_the_other_is_both_at_once(before: Path, after: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    one = Forgotten().with_users(IDS[:1])
+    forget_users(before / "store", tmp_path / "one", one, WHEN)
+    both = one.with_users(IDS[1:])
+    assert set(one.digests) < set(both.digests) and both.key == one.key
+    manifest, _ = forget_users(tmp_path / "one", tmp_path / "two", both, WHEN)
+    assert [p["users"] for p in manifest["forgotten"]] == [1, 1]
+    assert manifest["forgotten"][1]["removed"]["impressions"] == len(show_days(8))
+    assert manifest["files"] == after[1]["files"] and manifest["rows"] == after[1]["rows"]
+    again, _ = forget_users(tmp_path / "two", tmp_path / "three", both, WHEN)
+    assert again["files"] == manifest["files"] and again["forgotten"][2]["users"] == 0
+    assert set(again["forgotten"][2]["removed"].values()) == {0}
+
+
+def show_days(user: int) -> list[int]:
+    return [r["show_id"] for r in FIRST["shows"] if r["person"] == user]
+
+
+def test_a_number_and_its_text_are_one_user() -> None:
+    listed = Forgotten().with_users(["7", "é"])
+    assert listed.mask(pa.array([7, 8, 77])).tolist() == [True, False, False]
+    assert listed.mask(pa.array(["7", "07", "e\u0301", "é", None])).tolist() == [True, False, False, True, False]
+    assert Forgotten.from_dict(json.loads(json.dumps(listed.to_dict()))) == listed
+
+
+def test_forget_leaves_no_trace_below_the_runs_of_the_data_set(before: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs" / "windows"
+    settings = {"incremental": True, "num_shards": 16, "test_day": ""}
+    files = {"shows": {"shows-first.parquet": "1"}}
+    parts = {"spec": TOY.model_dump(mode="json"), "files": files, "settings": settings, "code": "c", "forgotten": None}
+
+    def make(out: Path) -> dict[str, Any]:
+        return build(before / "raw", out)
+
+    stage = run_stage("preprocess", key_parts=parts, root=root, build=make)
+    FeatureStore.open(stage.path).timelines()  # makes the arrays that readers map
+    arrays = root / "preprocess" / ".readers" / stage.record["store_hash"][:16]
+    for left in (root / "preprocess" / ".work-1" / "a.arrow", root / "generate-knowledge" / "1" / "k.bin"):
+        left.parent.mkdir(parents=True)
+        left.write_text(IDS[0])
+    write_rows(root / "quarantine-shows.parquet", [{"row": IDS[1]}])
+    (root / "pretrain" / "ab12").mkdir(parents=True)
+    assert arrays.is_dir() and naming(root, IDS)
+    found = forget("windows", IDS, tmp_path / "runs")
+    assert not stage.path.exists() and not arrays.exists() and naming(root, IDS) == set()
+    assert stat.S_IMODE((root / FORGOTTEN).stat().st_mode) == 0o600
+    listed = read_forgotten(root)
+    assert (
+        len(found.stores) == 1
+        and find_parent(root / "preprocess", parts | {"forgotten": key_part(listed), "files": files}, TOY)
+        == found.stores[0]
+    )
+    assert find_parent(root / "preprocess", parts, TOY) is None
+    assert found.removed["impressions"] == 8 and found.models == [root / "pretrain" / "ab12"]
+    said = report(found, 2)
+    assert "forgot 2 users in 1 store(s)" in said and str(found.stores[0]) in said and "1 trained model" in said
+    FeatureStore.open(found.stores[0], verify=True)
+    again = forget("windows", IDS, tmp_path / "runs")
+    assert again.stores == [] and found.stores[0].is_dir() and read_forgotten(root) == listed
+    with pytest.raises(ConfigError, match=r'no store of data set "other" .*there are: windows'):
+        forget("other", IDS, tmp_path / "runs")
+    with pytest.raises(ConfigError, match="at least one user"):
+        forget("windows", [], tmp_path / "runs")
