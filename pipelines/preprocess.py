@@ -12,12 +12,9 @@ pieces of the first two passes stay where they are when a run is stopped: run ag
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,16 +37,14 @@ from gem.data.sanity import check_distinct, check_settled
 from gem.data.shard_plan import ShardPlan
 from gem.data.sources import DataFolder, RawFile, sha256
 from gem.data.spec import DatasetSpec, parse_spec
+from pipelines.distribute import Distribute, Task, in_threads, on_ray_data, resumable, warm_up
 
 Progress = Callable[[str], None]
-Task = dict[str, Any]
-Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
 Files = Mapping[str, Sequence[RawFile]]
 Hashes = Mapping[str, Mapping[str, str]]
 WORK, WINDOW = ".pieces", "window.json"
 BYTES_PER_SHARD = 96 << 20  # of raw files
 MIN_SHARDS, MAX_SHARDS = 4, 1024
-BLOCKS_PER_CORE = 6
 SMALL_WINDOW = 128 << 20  # bytes of new files that are added in this process: Ray would take longer to start
 _RECORDED = (
     "rows", "days", "missing_days", "split", "vocab", "vocabulary_version", "repairs", "world", "num_shards",
@@ -87,8 +82,10 @@ def preprocess(
     """
     base = base or Base()
     small = base.parent is not None and sum(f.size for f in new_files(spec, data_dir, base)) <= SMALL_WINDOW
-    if not small and start_ray is not None:
-        start_ray()
+    if not small:
+        if start_ray is not None:
+            start_ray()
+        warm_up()
     return build_store(config, spec, (data_dir, out), progress, in_threads if small else on_ray_data, base)
 
 
@@ -179,7 +176,7 @@ def _run_passes(
     cut = {"num_shards": num_shards, "limits": asdict(limits), "forgotten": forgotten.to_dict()}
     jobs = plan_files(spec, fresh)
     progress(f"reading {len({j.file.uri for j in jobs})} files of {len({j.table for j in jobs})} tables")
-    first = _resumable(distribute, places.work)("read", partial(_cut, shared, cut), [j.to_dict() for j in jobs])
+    first = resumable(distribute, places.work)("read", partial(_cut, shared, cut), [j.to_dict() for j in jobs])
     quarantine.check(first, config.data.max_quarantine_share, places.work, places.store.parent.parent)
     plan, split = plan_window(spec, config.data, first, parent, num_shards)
     check_settled(spec, split, plan.log_end_ms)
@@ -187,7 +184,7 @@ def _run_passes(
 
     progress(f"sorting {num_shards} user shards; test day {split.test_day}")
     tasks: list[Task] = [{"shard": s} for s in range(num_shards)]
-    second = _resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
+    second = resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
     check_distinct(spec, second, parent)
     progress(f"{'growing' if parent else 'fitting'} vocabularies on {len(split.train_days)} training days")
     fitted = fit_window(spec, plan, places, second)
@@ -249,81 +246,3 @@ def _collect(shared: dict[str, Any], task: Task) -> Task:
 def _merge(shared: dict[str, Any], task: Task) -> Task:
     plan = ShardPlan.from_dict(shared["plan"])
     return merge_shard(parse_spec(shared["spec"]), plan, _places(shared), task["shard"], task["first_new"])
-
-
-def _resumable(distribute: Distribute, work: Path) -> Distribute:
-    """Run only the tasks that have no result under `work`/done yet."""
-
-    def run(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
-        done = work / "done"
-        done.mkdir(exist_ok=True)
-        files = [done / f"{name}-{i:05d}.json" for i in range(len(tasks))]
-        left = [i for i, file in enumerate(files) if not file.is_file()]
-        distribute(name, partial(_noted, function), [{"task": tasks[i], "done": str(files[i])} for i in left])
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-    return run
-
-
-def _noted(function: Callable[[Task], Task], task: Task) -> Task:
-    result = function(task["task"])
-    path = Path(task["done"])
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(result), encoding="utf-8")
-    beside.replace(path)
-    return {}
-
-
-def in_process(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
-    """Run the tasks one after the other in this process (debugging, tests)."""
-    return [function(task) for task in tasks]
-
-
-def in_threads(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
-    """Run the tasks in threads of this process: Arrow and NumPy let go of the interpreter where the time goes."""
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(function, tasks))
-
-
-def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
-    """Run the tasks on Ray Data and return their results in task order.
-
-    A block is a handful of tasks dealt in turn, because each block costs Ray tens of milliseconds. Declared CPUs may be
-    more than there are: no more blocks run at once than the machines have cores. A GemError of a task comes back as
-    that error, not wrapped in Ray's.
-    """
-    import ray
-
-    if not tasks:
-        return []
-    cores = _cores(ray)
-    num_blocks = min(len(tasks), BLOCKS_PER_CORE * cores)
-    order = sorted(range(len(tasks)), key=lambda i: (i % num_blocks, i))
-    rows = [{"at": i, "task": json.dumps(tasks[i])} for i in order]
-    context = ray.data.DataContext.get_current()
-    shown, context.enable_progress_bars = context.enable_progress_bars, False
-    try:
-        dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
-        dataset = dataset.map(partial(_guarded, function), compute=ray.data.TaskPoolStrategy(size=cores))
-        answers = sorted(dataset.take_all(), key=lambda row: row["at"])
-    finally:
-        context.enable_progress_bars = shown
-    for answer in answers:
-        if answer["error"]:
-            raise getattr(errors, answer["error"])(answer["result"])
-    if [a["at"] for a in answers] != list(range(len(tasks))):
-        raise errors.DataError(f"preprocess: {len(answers)} of {len(tasks)} {name} tasks answered; run the stage again")
-    return [json.loads(a["result"]) for a in answers]
-
-
-def _cores(ray: Any) -> int:
-    """Tasks that may run at once: CPUs declared to Ray, but no more than this machine's cores on every node."""
-    nodes = max(1, sum(1 for node in ray.nodes() if node["Alive"]))
-    return max(1, int(min(ray.cluster_resources().get("CPU", 1), (os.cpu_count() or 1) * nodes)))
-
-
-def _guarded(function: Callable[[Task], Task], row: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"at": row["at"], "error": "", "result": json.dumps(function(json.loads(row["task"])))}
-    except errors.GemError as e:
-        return {"at": row["at"], "error": type(e).__name__, "result": str(e)}

@@ -14,11 +14,12 @@ from gem.config import RunConfig
 from gem.data.spec import DatasetSpec
 from gem.errors import GemError, SpecError
 from pipelines.check.finding import ERROR, Finding
-from pipelines.check.gather import Distribute, Facts, gather, in_process
+from pipelines.check.gather import Facts, gather
 from pipelines.check.judge import judge
 from pipelines.check.measures import Measures, measure
 from pipelines.check.page import render_page
 from pipelines.check.view import show
+from pipelines.distribute import Distribute, in_process, on_ray_data
 
 HAS_ERRORS = 2
 IN_PROCESS_BYTES = 256 * 2**20  # larger data sets go through Ray Data
@@ -74,7 +75,6 @@ def _facts(config: RunConfig, spec: DatasetSpec, data_dir: Any, runs: Path) -> F
 def _way(cluster: Any, size: int) -> Distribute:
     if size <= IN_PROCESS_BYTES:
         return in_process
-    from pipelines.preprocess import on_ray_data  # imports torch
 
     cluster.ray()
     return on_ray_data

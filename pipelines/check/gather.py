@@ -25,8 +25,8 @@ from gem.data.profile_files import EXTRA, PER_DAY, PER_TABLE, ProfileJob, plan, 
 from gem.data.schema import DWELL_BUCKETS
 from gem.data.sources import DataFolder, RawFile, sha256
 from gem.data.spec import DatasetSpec, parse_spec
+from pipelines.distribute import Distribute
 
-Distribute = Callable[[str, Callable[[dict[str, Any]], dict[str, Any]], Sequence[dict[str, Any]]], list[dict[str, Any]]]
 MAX_SAMPLE = 600_000  # rows; above it fewer rows per day are kept
 MIN_PER_DAY = 1_000
 
@@ -113,13 +113,6 @@ def gather(
     _merge(facts, distribute("join", partial(_profile, shared, second), _numbered(second)), work)
     facts.sample = _joined(facts)
     return facts
-
-
-def in_process(
-    name: str, function: Callable[[dict[str, Any]], dict[str, Any]], tasks: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Run the tasks one after the other in this process."""
-    return [function(task) for task in tasks]
 
 
 def _numbered(jobs: Sequence[ProfileJob]) -> list[dict[str, Any]]:
@@ -315,4 +308,4 @@ def _log_label(facts: Facts, name: str, sample: pa.Table) -> np.ndarray[Any, Any
     return value
 
 
-__all__ = ["EXTRA", "Distribute", "Facts", "FileFacts", "RoleFacts", "gather", "in_process", "table_of"]
+__all__ = ["EXTRA", "Distribute", "Facts", "FileFacts", "RoleFacts", "gather", "table_of"]

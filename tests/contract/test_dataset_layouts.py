@@ -18,7 +18,8 @@ from gem.data.store import FeatureStore
 from gem.errors import DataError
 from gem.model.ranker import Ranker
 from gem.training.data import StoreReader
-from pipelines.preprocess import build_store, in_process
+from pipelines.distribute import in_process
+from pipelines.preprocess import build_store
 from tests.contract import dataset_rows as rows
 from tests.contract.dataset_rows import DAY_MS, KUAIRAND_NOON, MOVIELENS_NOON, TAOBAO_MIDNIGHT
 

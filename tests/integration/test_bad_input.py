@@ -25,9 +25,10 @@ from gem.errors import BundleError, TrainingError
 from pipelines.__main__ import main
 from pipelines.cluster import Cluster
 from pipelines.console import Console
+from pipelines.distribute import in_process
 from pipelines.evaluate import evaluate_bundle
 from pipelines.generate_knowledge import Teacher
-from pipelines.preprocess import build_store, in_process
+from pipelines.preprocess import build_store
 from pipelines.summary import count_quarantined
 from pipelines.train_workers import WorkerGroup
 from pipelines.training import fit

@@ -13,7 +13,8 @@ from gem.config import DataConfig, RunConfig
 from gem.data.spec import load_spec
 from gem.data.store import FeatureStore
 from gem.errors import DataError
-from pipelines.preprocess import build_store, in_process, preprocess
+from pipelines.distribute import in_process
+from pipelines.preprocess import build_store, preprocess
 from tests.unit.data.toy_log import toy_rows, toy_spec, write_toy
 
 

@@ -67,6 +67,9 @@ def event_places(
     Most keys hold the time and so say where a copy lies; an id says nothing, and where arrival decides it may lie
     anywhere later. Of impressions, `shown` tells which have a copy. new: kind, dup, part, time_ms.
     """
+    numbers = stored_numbers(store, "timelines", shard)
+    if not numbers:
+        return {}
     kind, dup = new["kind"], new["dup"].astype(np.int64)
     names = kind_names(spec)
 
@@ -84,7 +87,7 @@ def event_places(
     if late.any():
         since = int(day_numbers(new["time_ms"][late].min(keepdims=True), spec.impressions.zone)[0])
     out = {}
-    for number in stored_numbers(store, "timelines", shard):
+    for number in numbers:
         keys = [dup] if number in own else [far]
         if number >= since or number == store_write.BEFORE_NUMBER:
             keys.append(dup[late])

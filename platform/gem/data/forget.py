@@ -161,11 +161,16 @@ def _partitions(work: _Work) -> dict[str, list[pa.Array]]:
 
 
 def _outcomes(work: _Work, keys: Mapping[str, list[pa.Array]]) -> None:
+    """Take out the outcomes of the users' impressions, but for those that belong to another user's too."""
     for task, parts in keys.items():
+        kind = pa.type_for_alias(work.manifest["key_types"][f"key:{task}"])
+        gone = pc.drop_null(pa.concat_arrays([p.cast(kind) for p in parts]))
+        for relative in work.files("impressions"):
+            others = store_write.read_table(work.store / relative, [f"key_{task}"])[f"key_{task}"].cast(kind)
+            gone = gone.filter(pc.invert(pc.is_in(gone, value_set=others.combine_chunks())))
         for relative in work.files(f"outcomes/{task}"):
             table = store_write.read_table(work.store / relative)
-            gone = pa.concat_arrays([p.cast(table["key"].type) for p in parts])
-            mask = pc.is_in(table["key"], value_set=pc.drop_null(gone))
+            mask = pc.is_in(table["key"].cast(kind), value_set=gone)
             if pc.any(mask).as_py():
                 work.replace(relative, table.filter(pc.invert(mask)), int(pc.sum(mask).as_py()))
 

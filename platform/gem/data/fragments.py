@@ -88,9 +88,10 @@ def cut_file(spec: DatasetSpec, job: FileJob, work: Path, settings: CutSettings)
     `quarantine/<number>`, their file named relative to the data folder. Rows of forgotten users go nowhere.
     """
     got = read_job(spec, job, settings.limits)
-    column = "key" if job.role in ("users", "ads") else "user"
+    column = "user" if job.role in ("impressions", "events") else "key"
     rows, forgotten = got.rows, 0
-    if settings.forgotten and job.role in ("impressions", "events", "users"):
+    by_user = job.role == "labels" and spec.labels[job.label].key == spec.impressions.user
+    if settings.forgotten and (by_user or job.role in ("impressions", "events", "users")):
         keep = ~settings.forgotten.mask(rows[column])
         rows, forgotten = rows.filter(pa.array(keep)), int((~keep).sum())
     quarantined = settings.forgotten.without(got.quarantined, _user_column(spec, job))

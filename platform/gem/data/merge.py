@@ -60,6 +60,7 @@ class ShardMerge:
         self.entries: dict[str, Entry] = {}
 
     def run(self) -> dict[str, Entry]:
+        """Write what changes in this shard, then put it into the store. Returns the manifest entries."""
         chosen = read_piece(self.places.built(self.shard) / "events")
         known = [chosen["known_ms"], *(g["known_ms"] for g in self.gone["events"].values())]
         first_new = min((pc.min(k).as_py() for k in known if len(k)), default=NEVER)

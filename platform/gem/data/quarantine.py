@@ -48,10 +48,10 @@ def collect(work: Path, records: Sequence[dict[str, Any]]) -> dict[str, pa.Table
     return {table: pa.concat_tables(found) for table, found in sorted(parts.items())}
 
 
-def conflict_record(work: Path, table: str, role: str, shard: int, rows: pa.Table) -> dict[str, Any]:
+def conflict_record(work: Path, table: str, role: str, shard: int, tables: Sequence[pa.Table]) -> dict[str, Any]:
     """Set rows aside that have the key of another row and say something else; a record as the first pass makes it."""
     piece = f"conflict-{role}-{table}-{shard:03d}"
-    texts = [json.dumps(row, ensure_ascii=False, default=str) for row in rows.to_pylist()]
+    texts = [json.dumps(row, ensure_ascii=False, default=str) for rows in tables for row in rows.to_pylist()]
     reasons = [CONFLICT] * len(texts)
     write_piece(work / "quarantine" / piece, pa.table([texts, reasons, [""] * len(texts)], schema=QUARANTINE_SCHEMA))
     job = {"table": table, "role": role, "source": -1, "label": ""}

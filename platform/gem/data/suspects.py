@@ -32,22 +32,30 @@ def conflicting_rows(
     shown: tuple[pa.Table | None, Chosen | None],
     lines: tuple[pa.Table, Chosen],
 ) -> list[dict[str, Any]]:
-    """Conflicting duplicates go to the quarantine, as canonical rows; one record per table."""
+    """Conflicting duplicates go to the quarantine, as canonical rows; one record per table.
+
+    Rows of the store that gave way to a better copy are among them, with the columns by which they were compared.
+    """
     out = []
     impressions, chosen = shown
-    if impressions is not None and chosen is not None and len(chosen.conflicts):
-        rows = impressions.take(pa.array(chosen.conflicts))
-        out.append(conflict_record(work, spec.impressions.table, "impressions", shard, rows))
-    events, found = lines
-    if not len(found.conflicts):
-        return out
-    conflicts, kinds = events.take(pa.array(found.conflicts)), kind_names(spec)
-    for table in dict.fromkeys(s.table for s in spec.events):
-        codes = [kinds.index(s.kind) + 1 for s in spec.events if s.table == table]
-        rows = conflicts.filter(pc.is_in(conflicts["kind"], value_set=pa.array(codes, pa.uint8())))
-        if rows.num_rows:
+    if impressions is not None and chosen is not None:
+        rows = _contradicting(impressions, chosen)
+        if rows:
+            out.append(conflict_record(work, spec.impressions.table, "impressions", shard, rows))
+    conflicts, kinds = _contradicting(*lines), kind_names(spec)
+    for table in dict.fromkeys(s.table for s in spec.events) if conflicts else ():
+        codes = pa.array([kinds.index(s.kind) + 1 for s in spec.events if s.table == table], pa.uint8())
+        rows = [found for t in conflicts if (found := t.filter(pc.is_in(t["kind"], value_set=codes))).num_rows]
+        if rows:
             out.append(conflict_record(work, table, "events", shard, rows))
     return out
+
+
+def _contradicting(rows: pa.Table, chosen: Chosen) -> list[pa.Table]:
+    out = [rows.take(pa.array(chosen.conflicts))]
+    if chosen.met.replaced is not None:
+        out.append(chosen.met.replaced.drop_columns(["part", "row"]))
+    return [table for table in out if table.num_rows]
 
 
 def hot_users(events: pa.Table, chosen: Chosen, keys: pa.Array) -> list[dict[str, Any]]:

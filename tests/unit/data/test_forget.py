@@ -20,11 +20,12 @@ from gem.data import forget as forget_module
 from gem.data import sanity, store_write
 from gem.data.forget import forget_users
 from gem.data.forgotten import Forgotten
-from gem.data.spec import parse_spec
+from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import FeatureStore
 from gem.errors import ConfigError, DataError
+from pipelines.distribute import in_process
 from pipelines.forget import forget, report
-from pipelines.preprocess import Base, build_store, in_process
+from pipelines.preprocess import Base, build_store
 from pipelines.stage import run_stage
 from pipelines.windows import FORGOTTEN, find_parent, key_part, read_forgotten
 from tests.unit.data.regular_log import END, END_MS, FIRST, LOG, USERS, day_rows, show, view, write_first
@@ -59,9 +60,9 @@ def dirty() -> dict[str, list[Row]]:
     return {**FIRST, "shows": [*FIRST["shows"], twice, bad], "views": [*FIRST["views"], *burst]}
 
 
-def build(raw: Path, out: Path, base: Base | None = None) -> dict[str, Any]:
+def build(raw: Path, out: Path, base: Base | None = None, spec: DatasetSpec = TOY) -> dict[str, Any]:
     config = RunConfig(data=replace(DataConfig(num_shards=16)))  # some shards have one user
-    return build_store(config, TOY, (raw, out), lambda text: None, in_process, base)
+    return build_store(config, spec, (raw, out), lambda text: None, in_process, base)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -236,6 +237,16 @@ def test_one_after_the_other_is_both_at_once(before: Path, after: tuple[Path, di
 
 def show_days(user: int) -> list[int]:
     return [r["show_id"] for r in FIRST["shows"] if r["person"] == user]
+
+
+def test_an_outcome_that_others_share_stays(before: Path, tmp_path: Path) -> None:
+    """A label that is joined by ad: the rows of its log are of everybody who saw the ad."""
+    label = SPEC["labels"]["conversion"] | {"key": "item"}
+    spec = parse_spec(SPEC | {"labels": SPEC["labels"] | {"conversion": label}})
+    build(before / "raw", tmp_path / "store", spec=spec)
+    manifest, _ = forget_users(tmp_path / "store", tmp_path / "after", Forgotten().with_users(IDS), WHEN)
+    outcomes = [f for f in manifest["files"] if f.startswith("outcomes/")]
+    assert outcomes and all((tmp_path / "store" / f).samefile(tmp_path / "after" / f) for f in outcomes)
 
 
 def test_a_number_and_its_text_are_one_user() -> None:

@@ -20,7 +20,8 @@ from gem.data.schema import OOV
 from gem.data.spec import parse_spec
 from gem.data.store import FeatureStore
 from gem.errors import DataError, StoreError
-from pipelines.preprocess import build_store, in_process
+from pipelines.distribute import in_process
+from pipelines.preprocess import build_store
 from tests.unit.data.toy_log import DAY_MS, SPEC, START_MS, naive, toy_rows, toy_spec, write_toy
 
 ROWS = toy_rows()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import store_write
+from gem.data import sanity, store_write
 from gem.data.pieces import shard_name
 from gem.data.schema import NUM_RESERVED
 from gem.data.store import FeatureStore
@@ -152,6 +152,26 @@ def test_an_outcome_within_its_time_turns_0_into_1(grown: Grown) -> None:
     assert relabelled(old, new) == {shown["show_id"]: (0, 1)} and grown.is_right()
 
 
+def test_d3_one_id_with_two_payloads_in_two_windows(grown: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one with more positive labels stays, then the earlier one; the other goes to the quarantine."""
+    monkeypatch.setattr(sanity, "MAX_CONFLICT_SHARE", 0.1)
+    loses = show(3, 4, show_id=101, person=1)  # 101 was clicked, on the second day
+    wins = show(1, 6, show_id=206, person=6, clicked=1)  # 206 was not, on the third
+    grown.add(shows=[loses, wins]).build()
+    assert grown.is_right()
+    seen = read_back(grown.out)[0]
+    assert seen[101] == read_back(grown.old)[0][101] and (seen[206]["day"], seen[206]["clicked"]) == (text(1), 1)
+    old, new = store_write.read_manifest(grown.old)["rows"], grown.manifest["rows"]
+    assert (new["conflicts"], new["conflicting_events"]) == (old["conflicts"] + 2, old["conflicting_events"] + 2)
+    assert (new["impressions"], new["events"]) == (old["impressions"], old["events"])
+    assert grown.manifest["quarantined"]["shows"] == {"conflicting_duplicate": 2}
+    rows = pq.read_table(grown.out / "quarantine" / "shows-00001.parquet")["row"].to_pylist()
+    found = sorted((json.loads(r)["user"], json.loads(r)["time_ms"]) for r in rows)
+    assert found == [(1, loses["at"]), (6, show(2, 6)["at"])]
+    late = {where(grown.out, 6): (1, 2)}  # both days of 206, and what follows them
+    assert all(f"{text(d)}/{s}" in grown.changed("timelines") for s, days in late.items() for d in days)
+
+
 def test_the_same_window_again_is_the_same_store(grown: Grown, tmp_path: Path) -> None:
     grown.add(shows=day_rows(4)["shows"], buys=[END | {"at": END_MS + DAY_MS}]).build()
     again = build(LOG, grown.raw, tmp_path / "again", grown.old)
@@ -164,7 +184,7 @@ def test_the_same_window_again_is_the_same_store(grown: Grown, tmp_path: Path) -
 def test_a_day_delivered_twice_under_another_name_changes_only_counts(grown: Grown) -> None:
     grown.add("again", **day_rows(2)).build()
     old, new = store_write.read_manifest(grown.old), grown.manifest
-    assert not grown.changed("timelines") and not grown.changed("impressions") and not grown.changed("index")
+    assert not grown.changed("timelines") and not grown.changed("impressions")
     assert grown.is_right()
     assert new["duplicates"] == old["duplicates"] + len(USERS)
     sold = len(day_rows(2)["buys"])

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from gem.config import DataConfig, RunConfig
 from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import FeatureStore
-from pipelines.preprocess import Base, build_store, in_process
+from pipelines.distribute import in_process
+from pipelines.preprocess import Base, build_store
 
 Row = dict[str, Any]
 HOUR_MS = 3_600_000

@@ -11,7 +11,8 @@ import pytest
 
 from gem.config import DataConfig, RunConfig
 from gem.data.store import FeatureStore
-from pipelines.preprocess import build_store, in_process
+from pipelines.distribute import in_process
+from pipelines.preprocess import build_store
 from tests.benchmarks.data_equal import differences
 from tests.benchmarks.data_polars import build
 from tests.benchmarks.data_world import World, spec, write_world

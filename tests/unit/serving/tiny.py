@@ -22,7 +22,8 @@ from gem.data.store import FeatureStore
 from gem.lineage.bundle import BundleInfo, Parents, save_bundle, store_files
 from gem.metrics.recalibration import PlattCalibration
 from gem.model.ranker import Ranker
-from pipelines.preprocess import build_store, in_process
+from pipelines.distribute import in_process
+from pipelines.preprocess import build_store
 from serving.fleet import ServedModel
 
 ROOT = Path(__file__).resolve().parents[3]
