@@ -19,7 +19,8 @@ from gem import errors
 
 Task = dict[str, Any]
 Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
-BLOCKS_PER_CORE = 6
+BLOCKS_PER_CORE = 4
+_RESULT_BYTES = 1 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _KEEP = 1 << 30  # bytes of freed memory that a worker keeps for the next task
 
@@ -61,9 +62,9 @@ def in_threads(name: str, function: Callable[[Task], Task], tasks: Sequence[Task
 def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
     """Run the tasks on Ray Data and return their results in task order.
 
-    A block is a handful of tasks dealt in turn, because each block costs Ray tens of milliseconds. Declared CPUs may be
-    more than there are: no more blocks run at once than the machines have cores. A GemError of a task comes back as
-    that error, not wrapped in Ray's.
+    A block is a handful of tasks, dealt in turn. Declared CPUs may be more than there are: a block asks for so many of
+    them that no more run at once than the machines have cores. A GemError of a task comes back as that error, not
+    wrapped in Ray's.
     """
     import ray
 
@@ -74,13 +75,17 @@ def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Tas
     order = sorted(range(len(tasks)), key=lambda i: (i % num_blocks, i))
     rows = [{"at": i, "task": json.dumps(tasks[i])} for i in order]
     context = ray.data.DataContext.get_current()
-    shown, context.enable_progress_bars = context.enable_progress_bars, False
+    before = context.enable_progress_bars, context.target_max_block_size
+    # Results are a few bytes. Ray plans for blocks of this size, and with the usual 128 MB starts one task at a time.
+    context.enable_progress_bars, context.target_max_block_size = False, _RESULT_BYTES
     try:
         dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
-        dataset = dataset.map(partial(_guarded, function), compute=ray.data.TaskPoolStrategy(size=cores))
+        pool = ray.data.TaskPoolStrategy(size=num_blocks)
+        cpus = max(1, int(ray.cluster_resources().get("CPU", cores) // cores))
+        dataset = dataset.map(partial(_guarded, function), compute=pool, num_cpus=cpus)
         answers = sorted(dataset.take_all(), key=lambda row: row["at"])
     finally:
-        context.enable_progress_bars = shown
+        context.enable_progress_bars, context.target_max_block_size = before
     for answer in answers:
         if answer["error"]:
             raise getattr(errors, answer["error"])(answer["result"])

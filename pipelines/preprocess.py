@@ -44,7 +44,7 @@ Files = Mapping[str, Sequence[RawFile]]
 Hashes = Mapping[str, Mapping[str, str]]
 WORK, WINDOW = ".pieces", "window.json"
 BYTES_PER_SHARD = 96 << 20  # of raw files
-MIN_SHARDS, MAX_SHARDS = 4, 1024
+SHARDS_STEP, MAX_SHARDS = 4, 1024  # a multiple of four: shards end together on two or four cores
 SMALL_WINDOW = 128 << 20  # bytes of new files that are added in this process: Ray would take longer to start
 _RECORDED = (
     "rows", "days", "missing_days", "split", "vocab", "vocabulary_version", "repairs", "world", "num_shards",
@@ -186,6 +186,8 @@ def _run_passes(
     tasks: list[Task] = [{"shard": s} for s in range(num_shards)]
     second = resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
     check_distinct(spec, second, parent)
+    if parent and any(s["outran"] for s in second):
+        raise RebuildNeeded("outcomes that the store has stand before impressions of theirs that come only now")
     progress(f"{'growing' if parent else 'fitting'} vocabularies on {len(split.train_days)} training days")
     fitted = fit_window(spec, plan, places, second)
     progress(f"writing partitions of {fitted.num_users} users and {fitted.num_ads} ads")
@@ -200,7 +202,7 @@ def _num_shards(config: RunConfig, files: Files) -> int:
     if config.data.num_shards:
         return config.data.num_shards
     size = sum(f.size for found in files.values() for f in found)
-    return min(MAX_SHARDS, max(MIN_SHARDS, -(-size // BYTES_PER_SHARD)))
+    return min(MAX_SHARDS, SHARDS_STEP * max(1, -(-size // (SHARDS_STEP * BYTES_PER_SHARD))))
 
 
 def _without(files: Files, known: Hashes, hashes: Hashes | None) -> dict[str, list[RawFile]]:

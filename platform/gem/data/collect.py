@@ -24,6 +24,7 @@ from gem.data.days import HOUR_MS, day_numbers
 from gem.data.duplicates import find_duplicates
 from gem.data.hashing import stable_hash64
 from gem.data.labels import shown_at
+from gem.data.outcomes import outran
 from gem.data.pieces import Places, load_pieces, write_piece
 from gem.data.shard_plan import ShardPlan
 from gem.data.spec import DatasetSpec
@@ -102,6 +103,9 @@ def collect_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int
         "conflict_records": conflicting_rows(spec, work, shard, (impressions, shown), (events, lines)),
         "repairs": early_outcomes(spec, plan, work, impressions, shown),
         "hot_users": hot_users(events, lines, keys),
+        "outran": outran(spec, plan, places.store, shard, _new_rows(impressions, shown))
+        if impressions and shown
+        else 0,
         "moments": counted.moments,
     }
 
@@ -117,6 +121,11 @@ def _tally(kind: str, chosen: Chosen) -> dict[str, int]:
     repeats, conflicts = chosen.duplicates + again - other, len(chosen.conflicts) + other
     numbers = (len(chosen.row) - again, repeats, conflicts, len(chosen.dropped))
     return dict(zip(_COUNTED[kind], numbers, strict=True))
+
+
+def _new_rows(rows: pa.Table, chosen: Chosen) -> pa.Table:
+    wanted = [n for n in rows.column_names if n == "time_ms" or n.startswith("key:")]
+    return rows.select(wanted).take(pa.array(chosen.row[~chosen.repeat]))
 
 
 def load_events(work: Path, shard: int, types: Mapping[str, str]) -> pa.Table:

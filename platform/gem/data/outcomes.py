@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gem.data import store_write
 from gem.data.days import HOUR_MS
-from gem.data.labels import entire_space, immature, join_log
+from gem.data.labels import entire_space, immature, join_log, shown_at
 from gem.data.schema import Task
 from gem.data.shard_plan import ShardPlan
 from gem.data.spec import DatasetSpec
@@ -55,6 +56,43 @@ class Outcomes:
     def of(self, task: str) -> pa.Table:
         """All rows of one label's log."""
         return self._rows[task]
+
+
+def outran(spec: DatasetSpec, plan: ShardPlan, store: Path, shard: int, shown: pa.Table) -> int:
+    """Outcomes in the store whose impression comes only now and is later by its clock.
+
+    As events they were taken to be known before it, and would stand in its history. `shown`: new impressions.
+    """
+    count = 0
+    for task, label in spec.labels.items():
+        delays = [s.available_after_ms for s in spec.events if s.table == label.table and s.time]
+        files = sorted((store / "outcomes" / task).glob("*.parquet")) if delays else []
+        if not files or not shown.num_rows:
+            continue
+        kind, window_ms = plan.key_types[f"key:{task}"], int((label.window_hours or 0) * HOUR_MS)
+        keys, time_ms = shown[f"key:{task}"].combine_chunks(), shown["time_ms"].to_numpy()
+        log = pa.concat_tables([_with_key(store_write.read_table(f), "key", kind) for f in files])
+        log = log.filter(pc.and_(pc.is_in(log["key"], value_set=keys), pc.less(log["time_ms"], int(time_ms.max()))))
+        rows = (log["key"].combine_chunks(), log["time_ms"].to_numpy())
+        own, found = shown_at((keys, time_ms), rows, window_ms, plan.max_skew_ms)
+        early = np.flatnonzero(found & (own > rows[1] + min(delays)))
+        if len(early):
+            rows = (rows[0].take(pa.array(early)), rows[1][early])
+            count += len(early) - int(shown_at(_stored(store, shard, task, kind), rows, window_ms, 0)[1].sum())
+    return count
+
+
+def _stored(store: Path, shard: int, task: str, kind: str) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Keys and times of a shard's impressions so far."""
+    name, empty = f"key_{task}", pa.schema([("key", pa.type_for_alias(kind)), ("time_ms", pa.int64())]).empty_table()
+    paths = sorted((store / "impressions").glob(f"day=*/shard-{shard:03d}.parquet"))
+    tables = [_with_key(store_write.read_table(p, [name, "time_ms"]), name, kind) for p in paths]
+    table = pa.concat_tables([empty, *tables]).combine_chunks()
+    return table["key"].combine_chunks(), table["time_ms"].to_numpy()
+
+
+def _with_key(table: pa.Table, name: str, kind: str) -> pa.Table:
+    return pa.table({"key": table[name].cast(kind), "time_ms": table["time_ms"]})
 
 
 def outcome_path(task: str, window: int) -> str:

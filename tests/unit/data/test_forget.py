@@ -61,7 +61,7 @@ def dirty() -> dict[str, list[Row]]:
 
 
 def build(raw: Path, out: Path, base: Base | None = None, spec: DatasetSpec = TOY) -> dict[str, Any]:
-    config = RunConfig(data=replace(DataConfig(num_shards=16)))  # some shards have one user
+    config = RunConfig(data=replace(DataConfig(num_shards=9)))  # some shards have one user
     return build_store(config, spec, (raw, out), lambda text: None, in_process, base)
 
 
