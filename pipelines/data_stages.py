@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gem.data.canonical import check_spec, resolve_files
+from gem.data.ingest.canonical import check_spec, resolve_files
 from gem.errors import DataError, SpecError
 from pipelines.console import Stage
 from pipelines.loop import DATA_CODE, GENERATED, Loop, code_key, plain, progress_line
@@ -21,7 +21,7 @@ ABANDONED_S = 7 * 86_400
 
 def generate(loop: Loop) -> StageResult:
     """Write the generated ads world; only for the embedded default data."""
-    from gem.data.generator import generate as write_world
+    from gem.data.world.generator import generate as write_world
 
     world = loop.config.data.world
 

@@ -20,7 +20,6 @@ from gem import errors
 Task = dict[str, Any]
 Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
 BLOCKS_PER_CORE = 4
-_RESULT_BYTES = 1 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _KEEP = 1 << 30  # bytes of freed memory that a worker keeps for the next task
 
@@ -75,9 +74,9 @@ def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Tas
     order = sorted(range(len(tasks)), key=lambda i: (i % num_blocks, i))
     rows = [{"at": i, "task": json.dumps(tasks[i])} for i in order]
     context = ray.data.DataContext.get_current()
-    before = context.enable_progress_bars, context.target_max_block_size
-    # Results are a few bytes. Ray plans for blocks of this size, and with the usual 128 MB starts one task at a time.
-    context.enable_progress_bars, context.target_max_block_size = False, _RESULT_BYTES
+    before = context.enable_progress_bars, context.op_resource_reservation_enabled
+    # Results are a few bytes: nothing is to be reserved for them, for which Ray would start one task at a time.
+    context.enable_progress_bars, context.op_resource_reservation_enabled = False, False
     try:
         dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
         pool = ray.data.TaskPoolStrategy(size=num_blocks)
@@ -85,7 +84,7 @@ def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Tas
         dataset = dataset.map(partial(_guarded, function), compute=pool, num_cpus=cpus)
         answers = sorted(dataset.take_all(), key=lambda row: row["at"])
     finally:
-        context.enable_progress_bars, context.target_max_block_size = before
+        context.enable_progress_bars, context.op_resource_reservation_enabled = before
     for answer in answers:
         if answer["error"]:
             raise getattr(errors, answer["error"])(answer["result"])
@@ -113,9 +112,9 @@ def warm_up() -> threading.Thread:
 
 
 def _ready(task: Task) -> Task:
-    import gem.data.fragments  # what all passes build on
+    import gem.data.build.fragments  # what all passes build on
 
-    return {"module": gem.data.fragments.__name__}
+    return {"module": gem.data.build.fragments.__name__}
 
 
 @lru_cache(maxsize=1)

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gem.data import store_write
-from gem.data.forget import forget_users
-from gem.data.forgotten import Forgotten
+from gem.data.build import store_write
+from gem.data.build.forget import forget_users
+from gem.data.build.forgotten import Forgotten
 from gem.errors import ConfigError
 from pipelines.data_stages import WORK
 from pipelines.stage import read_stage, run_stage

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.config import RunConfig
-from gem.data.sources import is_uri
+from gem.data.ingest.sources import is_uri
 from gem.data.spec import DatasetSpec, load_spec
 from gem.errors import ConfigError, suggest
 from gem.lineage.bundle import Parents

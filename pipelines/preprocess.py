@@ -22,20 +22,20 @@ from typing import Any
 
 from gem import errors
 from gem.config import RunConfig
-from gem.data import quarantine, store_write
-from gem.data.assemble import RebuildNeeded, finish_store, plan_window
-from gem.data.canonical import check_spec, resolve_files
-from gem.data.clock import Limits
-from gem.data.collect import collect_shard
-from gem.data.contract import check_partitions, check_sums
-from gem.data.entities import fit_window
-from gem.data.forgotten import Forgotten
-from gem.data.fragments import CutSettings, FileJob, cut_file, plan_files
-from gem.data.merge import STAGED, merge_shard
-from gem.data.pieces import Places
-from gem.data.sanity import check_distinct, check_settled
-from gem.data.shard_plan import ShardPlan
-from gem.data.sources import DataFolder, RawFile, sha256
+from gem.data.build import quarantine, store_write
+from gem.data.build.assemble import RebuildNeeded, finish_store, plan_window
+from gem.data.build.collect import collect_shard
+from gem.data.build.entities import fit_window
+from gem.data.build.forgotten import Forgotten
+from gem.data.build.fragments import CutSettings, FileJob, cut_file, plan_files
+from gem.data.build.merge import STAGED, merge_shard
+from gem.data.build.pieces import Places
+from gem.data.build.sanity import check_distinct, check_settled
+from gem.data.build.shard_plan import ShardPlan
+from gem.data.ingest.canonical import check_spec, resolve_files
+from gem.data.ingest.clock import Limits
+from gem.data.ingest.contract import check_partitions, check_sums
+from gem.data.ingest.sources import DataFolder, RawFile, sha256
 from gem.data.spec import DatasetSpec, parse_spec
 from pipelines.distribute import Distribute, Task, in_threads, on_ray_data, resumable, warm_up
 

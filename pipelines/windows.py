@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.data.forgotten import Forgotten
-from gem.data.sources import RawFile, sha256
+from gem.data.build.forgotten import Forgotten
+from gem.data.ingest.sources import RawFile, sha256
 from gem.data.spec import DatasetSpec
 from gem.lineage.files import locked
 from pipelines.preprocess import Hashes

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gem.data.build.timelines import cuts
 from gem.data.collate import ImpressionRows, collate
 from gem.data.store import EntityTable, FeatureStore
-from gem.data.timelines import cuts
 from gem.errors import BundleError
 from gem.lineage.bundle import Bundle
 from serving.predictor import Predictor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from gem.data.columns import category_text, text
+from gem.data.ingest.columns import category_text, text
 from gem.data.keys import KeyIndex
 from gem.data.store import EntityTable
 

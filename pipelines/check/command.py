@@ -62,7 +62,7 @@ def _facts(config: RunConfig, spec: DatasetSpec, data_dir: Any, runs: Path) -> F
     work = Path(tempfile.mkdtemp(prefix="check-", dir=runs)).resolve()
     try:
         if data_dir is None:
-            from gem.data.generator import generate
+            from gem.data.world.generator import generate
 
             data_dir = work / "world"
             generate(config.data.world, data_dir)

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 
 from gem import errors
 from gem.config import RunConfig
-from gem.data import raw
-from gem.data.canonical import check_spec, resolve_files
-from gem.data.clock import Limits
-from gem.data.contract import check_partitions, check_sums, family, read_sums
-from gem.data.labels import immature, join_log
-from gem.data.profile import KeySample, merge_columns, smallest_per_day
-from gem.data.profile_files import EXTRA, PER_DAY, PER_TABLE, ProfileJob, plan, profile_file
+from gem.data.build.labels import immature, join_log
+from gem.data.ingest import raw
+from gem.data.ingest.canonical import check_spec, resolve_files
+from gem.data.ingest.clock import Limits
+from gem.data.ingest.contract import check_partitions, check_sums, family, read_sums
+from gem.data.ingest.sources import DataFolder, RawFile, sha256
+from gem.data.profile.files import EXTRA, PER_DAY, PER_TABLE, ProfileJob, plan, profile_file
+from gem.data.profile.samples import KeySample, merge_columns, smallest_per_day
 from gem.data.schema import DWELL_BUCKETS
-from gem.data.sources import DataFolder, RawFile, sha256
 from gem.data.spec import DatasetSpec, parse_spec
 from pipelines.distribute import Distribute
 

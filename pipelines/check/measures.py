@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gem.data.days import day_text
-from gem.data.profile import KeySample
-from gem.data.profile_stats import (
+from gem.data.profile.samples import KeySample
+from gem.data.profile.stats import (
     category_codes,
     column_auc,
     drift_codes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gem.data.profile_stats import wilson
+from gem.data.profile.stats import wilson
 from pipelines.check.finding import ERROR, HINT, OK, WARN, Finding, percent, some
 from pipelines.check.gather import Facts, RoleFacts
 from pipelines.check.measures import Drift, Measures, Rate, SingleAuc

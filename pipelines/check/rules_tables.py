@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gem.data.profile_contract import MEANING
-from gem.data.sanity import MAX_CONFLICT_SHARE
-from gem.data.spec_columns import column_uses
+from gem.data.build.sanity import MAX_CONFLICT_SHARE
+from gem.data.ingest.spec_columns import column_uses
+from gem.data.profile.checks import MEANING
 from pipelines.check.finding import ERROR, HINT, OK, WARN, Finding, percent, some
 from pipelines.check.gather import EXTRA, Facts, RoleFacts
 from pipelines.check.measures import Measures

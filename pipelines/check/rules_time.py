@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gem.data.build.sanity import check_settled
 from gem.data.days import choose_split, missing_days
-from gem.data.sanity import check_settled
 from gem.errors import GemError
 from pipelines.check.finding import ERROR, HINT, OK, WARN, Finding, percent, some
 from pipelines.check.gather import Facts, RoleFacts

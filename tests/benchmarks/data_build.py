@@ -14,8 +14,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from gem.config import DataConfig, RunConfig
-from gem.data.canonical import resolve_files
-from gem.data.sources import sha256
+from gem.data.ingest.canonical import resolve_files
+from gem.data.ingest.sources import sha256
 from pipelines.cluster import Cluster
 from pipelines.memory import PeakMemory
 from pipelines.preprocess import Base, preprocess

@@ -1,6 +1,6 @@
 """Raw logs of any size for the data benchmark: Parquet files by day with a heavy tail of events per user.
 
-Not an ads world with truths (that is gem.data.generator): here only the shape of the work matters, and speed.
+Not an ads world with truths (that is gem.data.world.generator): here only the shape of the work matters, and speed.
 `python -m tests.benchmarks.data_world FOLDER --events 20000000`
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gem.config import DataConfig, ModelConfig, RunConfig
-from gem.data.canonical import check_spec, flag_names, kind_names, read_impressions, resolve_files
+from gem.data.ingest.canonical import check_spec, flag_names, kind_names, read_impressions, resolve_files
 from gem.data.schema import NULL, OOV
 from gem.data.spec import DatasetSpec, load_spec, parse_spec
 from gem.data.store import FeatureStore

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data.canonical import (
+from gem.data.ingest.canonical import (
     check_spec,
     flag_names,
     kind_names,

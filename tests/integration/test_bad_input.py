@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from gem.config import DataConfig, RunConfig, WorldConfig
-from gem.data.generator import generate
 from gem.data.spec import load_spec
 from gem.data.store import FeatureStore
+from gem.data.world.generator import generate
 from gem.errors import BundleError, TrainingError
 from pipelines.__main__ import main
 from pipelines.cluster import Cluster

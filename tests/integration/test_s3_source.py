@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
 
-from gem.data import contract, raw
-from gem.data.canonical import check_spec, read_entities, read_impressions, resolve_files
-from gem.data.sources import DataFolder, RawFile, open_input, sha256
+from gem.data.ingest import contract, raw
+from gem.data.ingest.canonical import check_spec, read_entities, read_impressions, resolve_files
+from gem.data.ingest.sources import DataFolder, RawFile, open_input, sha256
 from gem.errors import DataError, SpecError
 from tests.unit.data.small_log import NOON, log_table, make_spec
 
@@ -136,7 +136,7 @@ def test_credentials_are_refused_and_never_shown(store, folder, monkeypatch):
         raise refused
 
     monkeypatch.setattr(
-        "gem.data.sources._locate", lambda uri: (type("Closed", (), {"get_file_info": refuse})(), "raw")
+        "gem.data.ingest.sources._locate", lambda uri: (type("Closed", (), {"get_file_info": refuse})(), "raw")
     )
     with pytest.raises(DataError, match=r"store refused the credentials .*Set AWS_ACCESS_KEY_ID") as error:
         named.check()

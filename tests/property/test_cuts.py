@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gem.data.duplicates import find_duplicates
-from gem.data.timelines import cuts, timeline_order
+from gem.data.build.duplicates import find_duplicates
+from gem.data.build.timelines import cuts, timeline_order
 
 DELAYS = {1: 0, 2: 3, 3: 10}  # kind -> ms until the event is known
 

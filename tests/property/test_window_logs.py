@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import sanity, store_write
+from gem.data.build import sanity, store_write
 from gem.data.store import FeatureStore
 from tests.unit.data.window_log import Log, build, make_log, oracle, read_back, write_window
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gem.data import store_write
+from gem.data.build import store_write
 from gem.data.days import hours, weekdays
 from gem.data.hashed_vocabulary import HashedVocabulary
 from gem.data.schema import NULL, NUM_RESERVED, OOV, Schema

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gem.data.canonical import flag_names, kind_names
 from gem.data.encoding import HOUR, ID_FIELD, SURFACE, WEEKDAY, AnyVocabulary, Encoder, Feature, transform
 from gem.data.hashed_vocabulary import HashedVocabulary, collision_rate
+from gem.data.ingest.canonical import flag_names, kind_names
 from gem.data.schema import NUM_RESERVED, Field, Schema, Side, Task
 from gem.data.spec import DatasetSpec, FeatureSpec
 from gem.data.surfaces import group_surfaces

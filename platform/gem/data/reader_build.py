@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gem.data import store_write
+from gem.data.build import store_write
 from gem.data.rows import SideRows
 from gem.data.schema import Schema
 from gem.errors import StoreError

@@ -26,9 +26,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from gem.data.build.store_write import manifest_hash
 from gem.data.reader_build import build_arrays
 from gem.data.schema import Schema
-from gem.data.store_write import manifest_hash
 from gem.errors import StoreError
 
 VERSION = 1  # of the layout; a cache of another version is built again

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gem.data import store_write
 from gem.data.batch import EntityRows
+from gem.data.build import store_write
 from gem.data.days import Split
 from gem.data.encoding import Encoder
 from gem.data.keys import KeyIndex

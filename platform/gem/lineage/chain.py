@@ -135,7 +135,7 @@ def _stage(path: Path) -> dict[str, Any]:
 
 def _store_hash(path: Path, manifest: Mapping[str, Any]) -> str:
     """Hash of a feature store whose files stand there with the sizes of its manifest (StoreError if not)."""
-    from gem.data.store_write import manifest_hash
+    from gem.data.build.store_write import manifest_hash
 
     for relative, entry in manifest.get("files", {}).items():
         file = path / relative

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gem.data import store_write
+from gem.data.build import store_write
 from gem.data.schema import Field, Schema, Side, Task
 from gem.data.store import FeatureStore
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gem.data.canonical import Canonical
+from gem.data.ingest.canonical import Canonical
 from gem.data.spec import DatasetSpec, parse_spec
 
 NOON = 1_651_406_400_000  # 2022-05-01T12:00:00Z

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gem.data.canonical import (
+from gem.data.ingest.canonical import (
     read_impressions,
     stable_hash64,
 )

@@ -7,7 +7,7 @@ import math
 import pyarrow as pa
 import pytest
 
-from gem.data.canonical import (
+from gem.data.ingest.canonical import (
     read_entities,
 )
 from gem.errors import DataError

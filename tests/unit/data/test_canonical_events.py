@@ -7,7 +7,7 @@ import math
 import pyarrow as pa
 import pytest
 
-from gem.data.canonical import (
+from gem.data.ingest.canonical import (
     flag_names,
     kind_names,
     read_events,

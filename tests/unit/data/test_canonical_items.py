@@ -6,8 +6,8 @@ import json
 
 import pyarrow as pa
 
-from gem.data.canonical import flag_names, read_events, read_impressions
-from gem.data.canonical_events import item_features
+from gem.data.ingest.canonical import flag_names, read_events, read_impressions
+from gem.data.ingest.canonical_events import item_features
 from tests.unit.data.small_log import NOON, log_table, make_spec, reasons, write
 
 ADS = {

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import contract
-from gem.data.canonical import check_spec, read_impressions, resolve_files
-from gem.data.sources import DataFolder, sha256
+from gem.data.ingest import contract
+from gem.data.ingest.canonical import check_spec, read_impressions, resolve_files
+from gem.data.ingest.sources import DataFolder, sha256
 from gem.data.spec import FeatureSpec
 from gem.errors import DataError, SpecError
 from tests.unit.data.small_log import CONTEXT, NOON, log_table, make_spec, write

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gem.data.counter_random import CounterRandom
+from gem.data.world.counter_random import CounterRandom
 
 
 def test_a_draw_does_not_depend_on_its_batch():
@@ -14,7 +14,7 @@ def test_a_draw_does_not_depend_on_its_batch():
 
 def test_splitmix_reference_values():
     """First outputs of splitmix64 seeded with 0, from the published reference implementation."""
-    from gem.data.counter_random import _GOLDEN, _mix
+    from gem.data.world.counter_random import _GOLDEN, _mix
 
     state = _GOLDEN * np.arange(1, 4, dtype=np.uint64)
     assert [int(w) for w in _mix(state)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]

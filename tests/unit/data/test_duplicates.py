@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gem.data.duplicates import find_duplicates
+from gem.data.build.duplicates import find_duplicates
 
 
 def test_kept_and_conflicting_rows_against_a_naive_search() -> None:

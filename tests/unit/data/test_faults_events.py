@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data.canonical import check_spec
+from gem.data.ingest.canonical import check_spec
 from gem.errors import SpecError
 from gem.training.data import StoreReader
 from tests.unit.data.fault_log import (

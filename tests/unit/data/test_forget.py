@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gem.config import DataConfig, RunConfig
-from gem.data import forget as forget_module
-from gem.data import sanity, store_write
-from gem.data.forget import forget_users
-from gem.data.forgotten import Forgotten
+from gem.data.build import forget as forget_module
+from gem.data.build import sanity, store_write
+from gem.data.build.forget import forget_users
+from gem.data.build.forgotten import Forgotten
 from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import FeatureStore
 from gem.errors import ConfigError, DataError

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gem.config import WorldConfig
-from gem.data.generator import generate
-from gem.data.simulate import DAY_MS, FIRST_DAY_MS, ChunkState, simulate_day
-from gem.data.world import CATEGORIES, SURFACES, build_world, make_users
+from gem.data.world.ads_world import CATEGORIES, SURFACES, build_world, make_users
+from gem.data.world.generator import generate
+from gem.data.world.simulate import DAY_MS, FIRST_DAY_MS, ChunkState, simulate_day
 from gem.errors import ConfigError, DataError
 from gem.metrics import auc, normalized_entropy
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gem.data.labels import entire_space, immature, join_log, shown_at
+from gem.data.build.labels import entire_space, immature, join_log, shown_at
 from gem.data.schema import Task
 from gem.errors import SpecError
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data.canonical import (
+from gem.data.ingest.canonical import (
     read_impressions,
     resolve_files,
 )

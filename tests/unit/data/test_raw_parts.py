@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import raw
-from gem.data.contract import check_columns
-from gem.data.raw import Part, RawFile, header, parts, read_columns
+from gem.data.ingest import raw
+from gem.data.ingest.contract import check_columns
+from gem.data.ingest.raw import Part, RawFile, header, parts, read_columns
+from gem.data.ingest.spec_columns import column_uses
 from gem.data.spec import TableSpec
-from gem.data.spec_columns import column_uses
 from gem.errors import DataError, SpecError
 from tests.unit.data.small_log import make_spec
 
@@ -136,7 +136,7 @@ def test_reading_a_part_takes_memory_for_that_part(tmp_path):
 
 
 def test_an_unclosed_quote_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("gem.data.csv_cuts.MAX_RECORD", 1000)
+    monkeypatch.setattr("gem.data.ingest.csv_cuts.MAX_RECORD", 1000)
     (tmp_path / "log.csv").write_bytes(b'a,b\n1,2\n"open,2\n' + b"1,2\n" * 2000)
     with pytest.raises(DataError, match=r"after byte 8: a quote is opened there and not closed"):
         parts(table_spec(), tmp_path / "log.csv", 500)

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import reader_cache, store_write
+from gem.data import reader_cache
 from gem.data.batch import EntityRows
+from gem.data.build import store_write
 from gem.data.reader_build import EVENT_COLUMNS, ArrayWriter
 from gem.data.store import FeatureStore
 from gem.errors import StoreError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gem.data.build.sanity import check_distinct, check_settled
 from gem.data.days import HOUR_MS, Split, day_number
-from gem.data.sanity import check_distinct, check_settled
 from gem.data.spec import parse_spec
 from gem.errors import DataError
 from tests.unit.data.toy_log import SPEC

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gem.data.globs import glob_regex
-from gem.data.raw import file_format, resolve_files
-from gem.data.sources import DataFolder, RawFile, hive_columns, open_input, partition_day, sha256
+from gem.data.ingest.globs import glob_regex
+from gem.data.ingest.raw import file_format, resolve_files
+from gem.data.ingest.sources import DataFolder, RawFile, hive_columns, open_input, partition_day, sha256
 from gem.data.spec import TableSpec
 from gem.errors import DataError, SpecError
 from tests.unit.data.small_log import make_spec

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data.canonical import check_spec, resolve_files
+from gem.data.ingest.canonical import check_spec, resolve_files
 from gem.data.spec import parse_spec
 from gem.errors import SpecError
 

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gem.data.canonical import Limits, read_events, read_impressions, read_label_log
+from gem.data.ingest.canonical import Limits, read_events, read_impressions, read_label_log
 from gem.errors import DataError
 from tests.unit.data.small_log import NOON, log_table, make_spec, reasons, write
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gem.data.timelines import count_before, cuts, rank_in_run, timeline_order, user_offsets
+from gem.data.build.timelines import count_before, cuts, rank_in_run, timeline_order, user_offsets
 from gem.errors import DataError
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import sanity, store_write
-from gem.data.pieces import shard_name
+from gem.data.build import sanity, store_write
+from gem.data.build.pieces import shard_name
 from gem.data.schema import NUM_RESERVED
 from gem.data.store import FeatureStore
 from gem.errors import DataError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gem.data.store_write import manifest_hash
+from gem.data.build.store_write import manifest_hash
 from gem.lineage.bundle import Parents, save_bundle
 from gem.lineage.chain import ChainRecord, headline, walk
 from gem.lineage.files import relocated

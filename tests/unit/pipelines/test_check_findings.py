@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gem.config import RunConfig
-from gem.data.profile import KeySample, merge_columns, smallest_per_day
-from gem.data.profile_stats import auc, column_auc, drift_codes, psi, wilson
+from gem.data.profile.samples import KeySample, merge_columns, smallest_per_day
+from gem.data.profile.stats import auc, column_auc, drift_codes, psi, wilson
 from gem.data.spec import parse_spec
 from pipelines.check.finding import ERROR, HINT, OK, WARN, Finding
 from pipelines.check.gather import gather

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gem.data import sources
-from gem.data.raw import resolve_files
+from gem.data.ingest import sources
+from gem.data.ingest.raw import resolve_files
 from gem.data.spec import parse_spec
 from pipelines import windows
 from pipelines.stage import run_stage

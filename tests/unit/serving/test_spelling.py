@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gem.data import columns
-from gem.data.canonical import read_impressions
+from gem.data.ingest import columns
+from gem.data.ingest.canonical import read_impressions
 from gem.data.keys import KeyIndex
 from gem.data.schema import NULL, NUM_RESERVED, OOV
 from gem.data.spec import FeatureSpec

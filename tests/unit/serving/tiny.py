@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import torch
 
 from gem.config import DataConfig, ModelConfig, RunConfig, WorldConfig
-from gem.data.generator import generate
 from gem.data.spec import DatasetSpec, load_spec
 from gem.data.store import FeatureStore
+from gem.data.world.generator import generate
 from gem.lineage.bundle import BundleInfo, Parents, save_bundle, store_files
 from gem.metrics.recalibration import PlattCalibration
 from gem.model.ranker import Ranker

@@ -1,0 +1,1 @@
+"""Canonical tables to a feature store: timelines, cuts, labels, entities, windows."""

@@ -1,0 +1,1 @@
+"""Raw files, wherever they lie, to checked canonical Arrow tables."""

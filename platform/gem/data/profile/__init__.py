@@ -1,0 +1,1 @@
+"""Mergeable summaries of a data set, for `python -m pipelines check`."""

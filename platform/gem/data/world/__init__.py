@@ -1,0 +1,1 @@
+"""A generated ads world whose true probabilities are known."""
