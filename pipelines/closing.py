@@ -55,7 +55,7 @@ def build_summary(loop: Loop, promoted: dict[str, Any], figures: dict[str, Any])
         "history_length_histogram": history_histogram(store),
         "data": {
             "quarantined": record["quarantine_reasons"],
-            **{k: record[k] for k in ("duplicates", "vocab", "missing_days", "repairs")},
+            **{k: record[k] for k in ("duplicates", "vocab", "missing_days", "repairs", "hot_users", "windows")},
         },
         "next": next_commands(loop, any(m["promoted"] for m in models.values() if m["kind"] == "vertical")),
     }

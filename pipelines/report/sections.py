@@ -162,7 +162,7 @@ def lineage_section(summary: Json) -> str:
 
 
 def data_section(summary: Json) -> str:
-    """Duplicates, quarantine with reasons, unknown rates, split."""
+    """Duplicates, quarantine with reasons, unknown and collision rates, suspicious users, split."""
     data, out = summary["data"], []
     if summary["split"]:
         cells = [[esc(key), esc(_plain(value))] for key, value in summary["split"].items()]
@@ -178,8 +178,16 @@ def data_section(summary: Json) -> str:
         out.append(card(f"<h3>Quarantined rows</h3>{text}"))
     vocab = data.get("vocab")
     if isinstance(vocab, Mapping) and vocab:
-        rows = [[esc(name), _count(v.get("rows")), _share(v.get("unknown_rate"))] for name, v in vocab.items()]
-        out.append(card("<h3>Vocabularies</h3>" + table(["table", "rows", "unknown on test"], rows)))
+        figures = [("rows", _count), ("values", _count), ("unknown_rate", _share), ("collision_rate", _share)]
+        rows = [[esc(name), *(show(v.get(key)) for key, show in figures)] for name, v in vocab.items()]
+        header = ["table", "rows", "values", "unknown on held-out days", "values that collide"]
+        out.append(card("<h3>Vocabularies</h3>" + table(header, rows)))
+    hot = data.get("hot_users")
+    if hot:
+        keys = ("user", "events", "share", "peak_per_s", "capped")
+        rows = [[esc(_plain(user.get(k))) for k in keys] for user in hot]
+        header = ["user", "events", "share", "most in a second", "rows over the cap"]
+        out.append(card("<h3>Users who may be no people</h3>" + table(header, rows)))
     return section("Data health", f'<div class="pics">{"".join(out)}</div>') if out else ""
 
 

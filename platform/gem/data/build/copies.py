@@ -5,7 +5,7 @@ Pure functions of files: the store holds what came before the window. N rows of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,19 +102,29 @@ def stored_copies(
 ) -> pa.Table | None:
     """Stored rows with one of the keys that `places` names: user, ad, time_ms, dup, the columns, and part and row,
     where they lie. None if there is none."""
+    paths = {n: store / store_write.partition_path(kind, store_write.partition_name(n), shard) for n in places}
+    there = {n: store_write.read_table(path, columns=["dup"])["dup"] for n, path in paths.items()}
     found = []
-    sets = {id(dup): pa.array(dup) for dup in places.values()}
-    for number, dup in places.items():
-        path = store / store_write.partition_path(kind, store_write.partition_name(number), shard)
-        there = store_write.read_table(path, columns=["dup"])["dup"]
-        if len(sets) == 1 and len(there) < len(dup) and not is_in(sets[id(dup)], there.combine_chunks()).any():
-            continue
-        at = np.flatnonzero(is_in(there, sets[id(dup)]))
-        if len(at):
-            table = store_write.read_table(path, columns=["user", "ad", "time_ms", "dup", *columns]).take(pa.array(at))
-            part = pa.array(np.full(len(at), number, np.int32))
-            found.append(table.append_column("part", part).append_column("row", pa.array(at)))
+    for number, at in _hits(places, there):
+        table = store_write.read_table(paths[number], columns=["user", "ad", "time_ms", "dup", *columns])
+        part = pa.array(np.full(len(at), number, np.int32))
+        found.append(table.take(pa.array(at)).append_column("part", part).append_column("row", pa.array(at)))
     return pa.concat_tables(found) if found else None
+
+
+def _hits(places: Mapping[int, I64], there: Mapping[int, pa.ChunkedArray]) -> Iterator[tuple[int, I64]]:
+    """(partition, rows) with one of the keys it was asked for; partitions of one set of keys are searched together."""
+    asked: dict[int, list[int]] = {}
+    for number, dup in places.items():
+        asked.setdefault(id(dup), []).append(number)
+    for numbers in asked.values():
+        rows = pa.chunked_array([c for n in numbers for c in there[n].chunks], pa.int64())
+        hit = np.flatnonzero(is_in(rows, pa.array(places[numbers[0]])))
+        ends = np.cumsum([len(there[n]) for n in numbers])
+        for number, end, start in zip(numbers, ends, ends - [len(there[n]) for n in numbers], strict=True):
+            at = hit[np.searchsorted(hit, start) : np.searchsorted(hit, end)] - start
+            if len(at):
+                yield number, at
 
 
 def meet(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,16 +83,18 @@ def fit_window(spec: DatasetSpec, plan: ShardPlan, places: Places, shards: Seque
         store_write.SPEC: spec.model_dump_json(indent=1),
         store_write.SCHEMA: store_write.canonical_json(encoder.schema.to_dict()),
     }
-    tables = {
-        store_write.VALUE_COUNTS: values,
-        store_write.ENTITY_COUNTS: entities,
-        store_write.RAW_USERS: users,
-        store_write.RAW_ADS: ads,
-        store_write.USERS: _encoded(encoder, "user", users, before[0], old_users),
-        store_write.ADS: _encoded(encoder, "ad", ads, before[1], old_ads),
+    tables: dict[str, Callable[[], pa.Table]] = {
+        store_write.VALUE_COUNTS: lambda: values,
+        store_write.ENTITY_COUNTS: lambda: entities,
+        store_write.RAW_USERS: lambda: users,
+        store_write.RAW_ADS: lambda: ads,
+        store_write.USERS: lambda: _encoded(encoder, "user", users, before[0], old_users),
+        store_write.ADS: lambda: _encoded(encoder, "ad", ads, before[1], old_ads),
     }
     files |= {name: store_write.write_text(store, name, text) for name, text in texts.items()}
-    files |= {name: store_write.write_table(store, name, table) for name, table in tables.items()}
+    with ThreadPoolExecutor() as pool:
+        entries = pool.map(lambda item: store_write.write_table(store, item[0], item[1]()), tables.items())
+        files |= dict(zip(tables, entries, strict=True))
     return Fitted(encoder, counts, tuple(firsts.tolist()), files, users.num_rows, ads.num_rows, duplicate_ads)
 
 
