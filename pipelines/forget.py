@@ -17,7 +17,7 @@ from pipelines.data_stages import WORK
 from pipelines.stage import read_stage, run_stage
 from pipelines.windows import key_part, read_forgotten, write_forgotten
 
-DERIVED = ("generate-knowledge",)  # per impression, made from a store: cheaper to make anew than to search
+DERIVED = ("generate-knowledge", "check")  # made from a store or its raw data: cheaper to make anew than to search
 
 
 @dataclass

@@ -249,6 +249,23 @@ def test_an_outcome_that_others_share_stays(before: Path, tmp_path: Path) -> Non
     assert outcomes and all((tmp_path / "store" / f).samefile(tmp_path / "after" / f) for f in outcomes)
 
 
+def test_a_log_of_outcomes_that_is_keyed_by_user_names_none_of_them(before: Path, tmp_path: Path) -> None:
+    """Also not those who bought and were never shown anything: no impression leads to their rows."""
+    label = SPEC["labels"]["conversion"] | {"key": "person"}
+    spec = parse_spec(SPEC | {"labels": SPEC["labels"] | {"conversion": label}})
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for file in (before / "raw").iterdir():
+        (raw / file.name).hardlink_to(file)
+    stranger = NUMBER + 77
+    write_rows(raw / "buys-stranger.parquet", [END | {"person": stranger}])
+    build(raw, tmp_path / "store", spec=spec)
+    gone = [*IDS, str(stranger)]
+    assert any(f.startswith("outcomes/") for f in naming(tmp_path / "store", gone))
+    forget_users(tmp_path / "store", tmp_path / "after", Forgotten().with_users(gone), WHEN)
+    assert naming(tmp_path / "after", gone) == set()
+
+
 def test_a_number_and_its_text_are_one_user() -> None:
     listed = Forgotten().with_users(["7", "é"])
     assert listed.mask(pa.array([7, 8, 77])).tolist() == [True, False, False]

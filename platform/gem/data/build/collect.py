@@ -176,7 +176,7 @@ def _impressions(
 ) -> Chosen:
     """Distinct impressions sorted by (day, user, time_ms, impression_id).
 
-    Of rows with one duplicate key the one with the most positive labels stays, wherever it stood.
+    Of rows with one duplicate key one stays, wherever it stood: a positive first label wins, then the next label.
     """
     keys, shard = about
     code, day, time_ms = _codes(rows, keys), _np(rows, "day"), _np(rows, "time_ms")

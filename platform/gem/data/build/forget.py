@@ -102,13 +102,14 @@ def check_forgotten(
     `users`: their entity indices before they were deleted.
     """
     gone = pa.array(users, pa.int32())
+    by_user = _keyed_by_user(parse_spec_of(store), manifest)
     checked = 0
     for relative in manifest["files"]:
         path = store / relative
         kind = relative.split("/")[0]
         if kind in ("timelines", "impressions"):
             found = pc.any(pc.is_in(store_write.read_table(path, columns=["user"])["user"], value_set=gone)).as_py()
-        elif kind == "index" or relative in (store_write.USERS, store_write.RAW_USERS):
+        elif kind == "index" or relative in (store_write.USERS, store_write.RAW_USERS, *by_user):
             found = bool(forgotten.mask(store_write.read_table(path, columns=["key"])["key"]).any())
         elif relative == store_write.ENTITY_COUNTS:
             found = bool(_counted(store_write.read_table(path), users).any())
@@ -173,6 +174,18 @@ def _outcomes(work: _Work, keys: Mapping[str, list[pa.Array]]) -> None:
             mask = pc.is_in(table["key"].cast(kind), value_set=gone)
             if pc.any(mask).as_py():
                 work.replace(relative, table.filter(pc.invert(mask)), int(pc.sum(mask).as_py()))
+    for relative in _keyed_by_user(work.spec, work.manifest):
+        table = store_write.read_table(work.store / relative)
+        named = work.forgotten.mask(table["key"])
+        if named.any():
+            work.replace(relative, table.filter(pa.array(~named)), int(named.sum()))
+
+
+def _keyed_by_user(spec: DatasetSpec, manifest: Mapping[str, Any]) -> list[str]:
+    """Files of label logs whose key is the user: they name users who have no impression, too."""
+    users = set(_user_columns(spec))
+    tasks = [name for name, label in spec.labels.items() if label.table and label.key in users]
+    return [f for f in manifest["files"] for task in tasks if f.startswith(f"outcomes/{task}/")]
 
 
 def _index(work: _Work) -> None:

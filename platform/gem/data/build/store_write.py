@@ -12,6 +12,7 @@ What only the next window needs, and no reader:
     index/shard-000.parquet          key, user, events (so far) of the shard's users, by user index
     counts/{values,entities}.parquet how often values and entities occurred on training days (-1), and on later days
     outcomes/<label>/<window>.parquet    rows of a label log
+    windows/<number>.json            what each window read, how many rows it gave, which files it wrote
 
 The manifest is written last: a store without one is not a store. Files may be hard links to those of the store before,
 so a file is never changed in place: every write goes beside and is renamed.

@@ -1,6 +1,6 @@
 """Raw files: which belong to a table, which columns they have, and their rows as Arrow tables.
 
-CSV cells are read as text and typed by `gem.data.columns`, so that one bad cell costs one row, not the file.
+CSV cells are read as text and typed by `gem.data.ingest.columns`, so that one bad cell costs one row, not the file.
 """
 
 from __future__ import annotations
