@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -99,22 +98,26 @@ def _cores(ray: Any) -> int:
     return max(1, int(min(ray.cluster_resources().get("CPU", 1), (os.cpu_count() or 1) * nodes)))
 
 
-def warm_up() -> threading.Thread:
-    """Let the workers import what the tasks need while the driver looks at files. Ray must be initialised."""
+def warm_up() -> None:
+    """Let the workers import what the tasks need while the driver looks at files. Ray must be initialised.
+
+    Plain tasks whose results nobody waits for: nothing is said if the run ends before they do.
+    """
     import ray
 
-    def run() -> None:
-        on_ray_data("warm up", _ready, [{} for _ in range(_cores(ray))])
+    cores = _cores(ray)
+    cpus = max(1, int(ray.cluster_resources().get("CPU", cores) // cores))
+    ready = ray.remote(num_cpus=cpus)(_ready)
+    for _ in range(cores):
+        ready.remote()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
 
+def _ready() -> str:
+    import ray.data  # with all that Ray Data needs in a worker
 
-def _ready(task: Task) -> Task:
     import gem.data.build.fragments  # what all passes build on
 
-    return {"module": gem.data.build.fragments.__name__}
+    return f"{ray.data.__name__} {gem.data.build.fragments.__name__}"
 
 
 @lru_cache(maxsize=1)

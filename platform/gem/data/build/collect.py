@@ -26,7 +26,7 @@ from gem.data.build.outcomes import outran
 from gem.data.build.pieces import Places, load_pieces, write_piece
 from gem.data.build.shard_plan import ShardPlan
 from gem.data.build.suspects import conflicting_rows, early_outcomes, hot_users
-from gem.data.build.timelines import I64, Bools, Ints, in_order_of, order_and_ties, rank_in_run, repeated
+from gem.data.build.timelines import I64, Bools, Ints, in_order_of, order_and_ties, rank_in_run, repeated, runs
 from gem.data.days import HOUR_MS, day_numbers
 from gem.data.hashing import stable_hash64
 from gem.data.ingest.spec_check import kind_names
@@ -259,8 +259,11 @@ def _chosen(row: I64, whose: tuple[Ints, Ints], met: Met, conflicts: I64, lost: 
 
 def _capped(row: I64, code: Ints, day: Ints, limit: int) -> tuple[I64, I64]:
     """(rows within the first `limit` of their user and day, the others)."""
-    fits = rank_in_run(code[row], day[row]) < limit
-    return (row, row[:0]) if fits.all() else (row[fits], row[~fits])
+    users, days = code[row], day[row]
+    if not len(row) or int(runs(users, days)[1].max()) <= limit:
+        return row, row[:0]
+    fits = rank_in_run(users, days) < limit
+    return row[fits], row[~fits]
 
 
 def _stored(store: Path, kind: str, numbers: Sequence[int], shard: int, columns: list[str]) -> pa.Table | None:

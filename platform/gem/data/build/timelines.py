@@ -143,13 +143,21 @@ def repeated(keys: Sequence[Ints]) -> Bools:
 
 def rank_in_run(*keys: Ints) -> I64:
     """Position of every row within its run of equal neighbouring `keys`, [E] from 0."""
+    starts, lengths = runs(*keys)
+    out: I64 = np.arange(len(keys[0])) - np.repeat(starts, lengths)
+    return out
+
+
+def runs(*keys: Ints) -> tuple[I64, I64]:
+    """(first row, length) of every run of rows with equal `keys`."""
     size = len(keys[0])
     new = np.ones(size, np.bool_)
     if size:
-        new[1:] = np.logical_or.reduce([k[1:] != k[:-1] for k in keys])
+        np.not_equal(keys[0][1:], keys[0][:-1], out=new[1:])
+        for key in keys[1:]:
+            new[1:] |= key[1:] != key[:-1]
     starts = np.flatnonzero(new)
-    out: I64 = np.arange(size) - np.repeat(starts, np.diff(np.append(starts, size)))
-    return out
+    return starts, np.diff(starts, append=size)
 
 
 def user_offsets(user: Ints, num_users: int) -> I64:
