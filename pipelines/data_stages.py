@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ from gem.errors import DataError, SpecError
 from pipelines.console import Stage
 from pipelines.loop import DATA_CODE, GENERATED, Loop, code_key, plain, progress_line
 from pipelines.stage import KEY_CHARS, StageResult, stage_key
-from pipelines.windows import file_hashes, find_parent, key_part, read_forgotten
+from pipelines.windows import file_hashes, find_parent, key_part, read_forgotten, unchanged_list
 
 GENERATOR_CODE = ("platform/gem/data", "platform/gem/config.py")
 WORK = ".work-"  # pieces of a store that is being built, by its key
@@ -41,6 +43,7 @@ def preprocess(loop: Loop) -> StageResult:
 
     New files are added to the last store that holds all the others. An interrupted build goes on where it stopped.
     """
+    from pipelines.distribute import DISK_FULL
     from pipelines.preprocess import Base
     from pipelines.preprocess import preprocess as build_store
 
@@ -55,18 +58,26 @@ def preprocess(loop: Loop) -> StageResult:
     }  # fmt: skip
     work = home / f"{WORK}{stage_key('preprocess', parts)[:KEY_CHARS]}"
 
+    until_committed = contextlib.ExitStack()
+
     def build(out: Path, stage: Stage) -> dict[str, Any]:
-        base = Base(find_parent(home, parts, loop.spec), parts["files"], forgotten, work)
         say = progress_line(loop.console, "")
-        if base.parent:
-            say(f"adding to the store {base.parent.name}")
+        base = Base(find_parent(home, parts, loop.spec, say), parts["files"], forgotten, work)
         try:
-            return build_store(loop.config, loop.spec, loop.data_dir, out, say, base, loop.cluster.ray)
+            record = build_store(loop.config, loop.spec, loop.data_dir, out, say, base, loop.cluster.ray)
+            until_committed.enter_context(unchanged_list(loop.root, forgotten))
+            return record
         except (DataError, SpecError):  # the same files and settings get the same answer: nobody comes back for these
             shutil.rmtree(work, ignore_errors=True)
             raise
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+            shutil.rmtree(work, ignore_errors=True)
+            raise DataError(DISK_FULL) from None
 
-    result = loop.stage("preprocess", parts, build)
+    with until_committed:
+        result = loop.stage("preprocess", parts, build)
     _sweep(home, work)
     return result
 

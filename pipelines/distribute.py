@@ -6,6 +6,7 @@ A task and its result are plain JSON values, so that every way is the same to th
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -18,12 +19,16 @@ from gem import errors
 
 Task = dict[str, Any]
 Distribute = Callable[[str, Callable[[Task], Task], Sequence[Task]], list[Task]]
+DISK_FULL = (
+    "the disk is full: the store was not finished and its pieces are removed, stores before it stand as they were. "
+    "Preprocess needs about three times the size of the raw files beside the runs folder; free space and run again"
+)
 BLOCKS_PER_CORE = 4
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _KEEP = 1 << 30  # bytes of freed memory that a worker keeps for the next task
 
 
-def resumable(distribute: Distribute, work: Path) -> Distribute:
+def resumable(distribute: Distribute, work: Path, say: Callable[[str], None]) -> Distribute:
     """Run only the tasks that have no result under `work`/done yet."""
 
     def run(name: str, function: Callable[[Task], Task], tasks: Sequence[Task]) -> list[Task]:
@@ -31,6 +36,8 @@ def resumable(distribute: Distribute, work: Path) -> Distribute:
         done.mkdir(exist_ok=True)
         files = [done / f"{name}-{i:05d}.json" for i in range(len(tasks))]
         left = [i for i, file in enumerate(files) if not file.is_file()]
+        if len(left) < len(files):
+            say(f"{len(files) - len(left)} of {len(files)} {name} tasks were finished by an interrupted run")
         distribute(name, partial(_noted, function), [{"task": tasks[i], "done": str(files[i])} for i in left])
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
@@ -140,3 +147,7 @@ def _guarded(function: Callable[[Task], Task], row: dict[str, Any]) -> dict[str,
         return {"at": row["at"], "error": "", "result": json.dumps(function(json.loads(row["task"])))}
     except errors.GemError as e:
         return {"at": row["at"], "error": type(e).__name__, "result": str(e)}
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        return {"at": row["at"], "error": "DataError", "result": DISK_FULL}

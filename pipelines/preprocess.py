@@ -23,7 +23,7 @@ from typing import Any
 from gem import errors
 from gem.config import RunConfig
 from gem.data.build import quarantine, store_write
-from gem.data.build.assemble import RebuildNeeded, finish_store, plan_window
+from gem.data.build.assemble import finish_store, plan_window
 from gem.data.build.collect import collect_shard
 from gem.data.build.entities import fit_window
 from gem.data.build.forgotten import Forgotten
@@ -31,7 +31,7 @@ from gem.data.build.fragments import CutSettings, FileJob, cut_file, plan_files
 from gem.data.build.merge import STAGED, merge_shard
 from gem.data.build.pieces import Places
 from gem.data.build.sanity import check_distinct, check_settled
-from gem.data.build.shard_plan import ShardPlan
+from gem.data.build.shard_plan import RebuildNeeded, ShardPlan
 from gem.data.ingest.canonical import check_spec, resolve_files
 from gem.data.ingest.clock import Limits
 from gem.data.ingest.contract import check_partitions, check_sums
@@ -176,7 +176,8 @@ def _run_passes(
     cut = {"num_shards": num_shards, "limits": asdict(limits), "forgotten": forgotten.to_dict()}
     jobs = plan_files(spec, fresh)
     progress(f"reading {len({j.file.uri for j in jobs})} files of {len({j.table for j in jobs})} tables")
-    first = resumable(distribute, places.work)("read", partial(_cut, shared, cut), [j.to_dict() for j in jobs])
+    go_on = resumable(distribute, places.work, progress)
+    first = go_on("read", partial(_cut, shared, cut), [j.to_dict() for j in jobs])
     quarantine.check(first, config.data.max_quarantine_share, places.work, places.store.parent.parent)
     plan, split = plan_window(spec, config.data, first, parent, num_shards)
     check_settled(spec, split, plan.log_end_ms)
@@ -184,7 +185,7 @@ def _run_passes(
 
     progress(f"sorting {num_shards} user shards; test day {split.test_day}")
     tasks: list[Task] = [{"shard": s} for s in range(num_shards)]
-    second = resumable(distribute, places.work)("build", partial(_collect, shared), tasks)
+    second = go_on("build", partial(_collect, shared), tasks)
     check_distinct(spec, second, parent)
     if parent and any(s["outran"] for s in second):
         raise RebuildNeeded("outcomes that the store has stand before impressions of theirs that come only now")

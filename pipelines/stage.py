@@ -103,6 +103,11 @@ def read_stage(path: Path) -> dict[str, Any] | None:
     return raw if isinstance(raw, dict) and raw.get("version") == VERSION else None
 
 
+def lock_path(home: Path, key: str) -> Path:
+    """The lock that is held while a key (its first KEY_CHARS) is built below `home`."""
+    return home / ".locks" / key
+
+
 def damaged_files(path: Path, described: Mapping[str, Any]) -> list[str]:
     """Files of a finished stage that are missing or differ in size or sha256."""
     out = []
@@ -155,7 +160,7 @@ def _result(name: str, path: Path, described: Mapping[str, Any], skipped: bool, 
 @contextlib.contextmanager
 def _only_one(home: Path, key: str, name: str, on_wait: Callable[[str], None] | None) -> Iterator[None]:
     """Hold the lock of a key; say so before waiting for another process."""
-    path = home / ".locks" / key
+    path = lock_path(home, key)
     with locked(path, wait=False) as got:
         if got:
             yield
@@ -173,7 +178,7 @@ def _sweep(home: Path, own: str) -> None:
         if key == own:
             shutil.rmtree(left, ignore_errors=True)
             continue
-        with locked(home / ".locks" / key, wait=False) as dead:
+        with locked(lock_path(home, key), wait=False) as dead:
             if dead:
                 shutil.rmtree(left, ignore_errors=True)
 

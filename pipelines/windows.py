@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gem.data.build.forgotten import Forgotten
 from gem.data.ingest.sources import RawFile, sha256
 from gem.data.spec import DatasetSpec
+from gem.errors import DataError
 from gem.lineage.files import locked
 from pipelines.preprocess import Hashes
-from pipelines.stage import read_stage
+from pipelines.stage import damaged_files, read_stage
 
 FORGOTTEN = "forgotten.json"
 HASHES = ".hashes.json"
@@ -22,39 +24,57 @@ ANY_VALUE = ("test_day", "validation_day", "max_quarantine_share", "allow_missin
 RACY_NS = 2 * 10**9  # a file changed this short before it was hashed may change again within one tick of its clock
 
 
-def find_parent(home: Path, parts: Mapping[str, Any], spec: DatasetSpec) -> Path | None:
+def find_parent(
+    home: Path, parts: Mapping[str, Any], spec: DatasetSpec, say: Callable[[str], None] = lambda text: None
+) -> Path | None:
     """The finished preprocess stage below `home` with most of the raw files, all of which are still there as they were.
 
-    Spec, code, forgotten users and settings must be the same; entity tables may have been delivered anew. None if there
-    is none, or if the run does not want one.
+    Spec, code, forgotten users and settings must be the same; entity tables may have been delivered anew. A store whose
+    own files are not as they were written is passed over. None if there is none, or if the run does not want one; `say`
+    is told why.
     """
     if not parts["settings"]["incremental"]:
         return None
-    best: tuple[int, str, Path] | None = None
-    for folder in sorted(home.glob("[0-9a-f]*")):
-        described = read_stage(folder)
-        if described is None or not _fits(described["key_parts"], parts, spec):
-            continue
-        held = sum(len(found) for found in described["key_parts"]["files"].values())
-        best = max(best or (0, "", folder), (held, described["finished_utc"], folder))
-    return best[2] if best and best[0] else None
+    finished = [(f, d) for f in sorted(home.glob("[0-9a-f]*")) if (d := read_stage(f)) is not None]
+    finished.sort(key=lambda item: (_held(item[1]), item[1]["finished_utc"]), reverse=True)
+    reasons = []
+    for folder, described in finished:
+        reason = _unfit(described["key_parts"], parts, spec)
+        if not reason and (damaged := damaged_files(folder, described)):
+            reason = f"its file {damaged[0]} is damaged or missing"
+        if not reason:
+            say(f"adding to the store {folder.name}")
+            return folder
+        reasons.append(f"not added to the store {folder.name}: {reason}")
+    if reasons:
+        say(reasons[0])
+    return None
 
 
-def _fits(old: Mapping[str, Any], new: Mapping[str, Any], spec: DatasetSpec) -> bool:
-    if any(old.get(name) != new.get(name) for name in ("spec", "code", "forgotten")):
-        return False
+def _held(described: Mapping[str, Any]) -> int:
+    return sum(len(found) for found in described["key_parts"]["files"].values())
+
+
+def _unfit(old: Mapping[str, Any], new: Mapping[str, Any], spec: DatasetSpec) -> str:
+    """Why files cannot be added to a store of these key parts; empty if they can."""
+    names = {"spec": "the spec", "code": "the code", "forgotten": "the list of forgotten users"}
+    for name, what in names.items():
+        if old.get(name) != new.get(name):
+            return f"{what} is another"
     settings = [{k: v for k, v in parts["settings"].items() if k not in ANY_VALUE} for parts in (old, new)]
-    if settings[0] != settings[1]:
-        return False
+    for name in sorted({*settings[0], *settings[1]}):
+        if settings[0].get(name) != settings[1].get(name):
+            return f"data.{name} is another"
     logs = {
         spec.impressions.table,
         *(e.table for e in spec.events),
         *(la.table for la in spec.labels.values() if la.table),
     }
-    return all(
-        table not in logs or all(new["files"].get(table, {}).get(path) == sha for path, sha in found.items())
-        for table, found in old["files"].items()
-    )
+    for table in sorted(logs & old["files"].keys()):
+        for path, sha in old["files"][table].items():
+            if new["files"].get(table, {}).get(path) != sha:
+                return f"its raw file {path} has changed or is gone"
+    return ""
 
 
 def file_hashes(files: Mapping[str, Sequence[RawFile]], runs: Path) -> Hashes:
@@ -68,9 +88,10 @@ def file_hashes(files: Mapping[str, Sequence[RawFile]], runs: Path) -> Hashes:
         out: dict[str, dict[str, str]] = {}
         for table, found in files.items():
             out[table] = {f.relative: _hash(f, known) for f in found}
-        beside = cache.with_suffix(".tmp")
-        beside.write_text(json.dumps(known), encoding="utf-8")
-        beside.replace(cache)
+        with contextlib.suppress(OSError):  # a full disk costs reading the files again, no more
+            beside = cache.with_suffix(".tmp")
+            beside.write_text(json.dumps(known), encoding="utf-8")
+            beside.replace(cache)
     return out
 
 
@@ -119,4 +140,23 @@ def write_forgotten(root: Path, forgotten: Forgotten) -> None:
     beside.replace(root / FORGOTTEN)
 
 
-__all__ = ["key_part", "file_hashes", "find_parent", "read_forgotten", "write_forgotten"]
+def list_lock(root: Path) -> Path:
+    """The lock of the list: held while it is written, and while a store that was made by it is committed."""
+    return root / f"{FORGOTTEN}.lock"
+
+
+@contextlib.contextmanager
+def unchanged_list(root: Path, forgotten: Forgotten) -> Iterator[None]:
+    """Keep the list as it is until a store is committed. Raises DataError if users were added since it was read."""
+    with locked(list_lock(root)):
+        if key_part(read_forgotten(root)) != key_part(forgotten):
+            raise DataError(
+                "users were forgotten while this store was built: it still held them and was not finished. Run the "
+                "same command again, which leaves them out"
+            )
+        yield
+
+
+__all__ = [
+    "key_part", "file_hashes", "find_parent", "list_lock", "read_forgotten", "unchanged_list", "write_forgotten",
+]  # fmt: skip

@@ -160,7 +160,9 @@ def duplicates(facts: Facts, measures: Measures) -> Iterator[Finding]:
         elif again:
             differ = max(0, again - same)
             what = f"{again:,} rows ({percent(share)}) repeat {key}; {same:,} of them are equal in every column"
-            what += f", {differ:,} differ{_differences(role)} and only the first is kept" if differ else ""
+            what += (
+                f", {differ:,} differ{_differences(role)} and the copy with the most outcomes stays" if differ else ""
+            )
             level = WARN if share > DUPLICATE_WARN or differ > MAX_CONFLICT_SHARE * role.rows else HINT
             yield Finding(
                 level, "duplicates", "impressions", what, "they are dropped; mend the log that repeats", numbers

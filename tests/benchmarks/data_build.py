@@ -14,6 +14,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from gem.config import DataConfig, RunConfig
+from gem.data.build.store_write import read_manifest
 from gem.data.ingest.canonical import resolve_files
 from gem.data.ingest.sources import sha256
 from pipelines.cluster import Cluster
@@ -28,11 +29,16 @@ def build(raw: Path, out: Path, parent: Path | None = None) -> dict[str, Any]:
     """Seconds of Ray's start and of the preprocess, CPU seconds of the latter over all processes, peak memory."""
     with PeakMemory(SAMPLE_S) as memory, Cluster() as cluster:
         start = time.perf_counter()
-        cluster.ray()
+        if parent is None:
+            cluster.ray()  # a small window does without
+        known = {} if parent is None else read_manifest(parent)["inputs"]
         ready, cpu = time.perf_counter(), _cpu_seconds()
         files = resolve_files(spec(), raw)
-        hashes = {table: {f.relative: sha256(f) for f in found} for table, found in files.items()}  # as the stage does
-        record = preprocess(RunConfig(data=DataConfig()), spec(), raw, out, print, Base(parent, hashes))
+        # As the stage does: files that have not changed since the day before are not read again for their hash.
+        hashes = {
+            t: {f.relative: known.get(t, {}).get(f.relative) or sha256(f) for f in found} for t, found in files.items()
+        }
+        record = preprocess(RunConfig(data=DataConfig()), spec(), raw, out, print, Base(parent, hashes), cluster.ray)
         done = time.perf_counter()
         used = _cpu_seconds() - cpu
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 from collections.abc import Iterator
@@ -23,17 +24,20 @@ from gem.data.build.forgotten import Forgotten
 from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import FeatureStore
 from gem.errors import ConfigError, DataError
+from gem.lineage.files import locked
 from pipelines.distribute import in_process
-from pipelines.forget import forget, report
+from pipelines.forget import Forgot, forget, report
 from pipelines.preprocess import Base, build_store
-from pipelines.stage import run_stage
-from pipelines.windows import FORGOTTEN, find_parent, key_part, read_forgotten
+from pipelines.stage import lock_path, run_stage
+from pipelines.windows import FORGOTTEN, find_parent, key_part, list_lock, read_forgotten
 from tests.unit.data.regular_log import END, END_MS, FIRST, LOG, USERS, day_rows, show, view, write_first
 from tests.unit.data.window_log import DAY_MS, SPEC, Row, oracle, read_back, write_rows
+from tests.unit.pipelines.test_preprocess_resume import Counting, make_loop, run
 
 NUMBER = 910_000_000  # users are this and their number: text that stands nowhere else
 GONE = (5, 8)
 IDS = [str(NUMBER + u) for u in GONE]
+SPILLED = str(NUMBER + 55)  # stands in a line only that cannot be split
 FEATURES = [
     {"name": "town", "kind": "categorical"},
     {"name": "tags", "kind": "multi", "separator": "|"},
@@ -48,9 +52,9 @@ def named(rows: list[Row]) -> list[Row]:
     return [r | {"person": None if r["person"] is None else NUMBER + r["person"]} for r in rows]
 
 
-def people(folder: Path) -> None:
+def people(folder: Path, *more: str) -> None:
     lines = [f"{NUMBER + u},{'abc'[u % 3]},x|{'yz'[u % 2]},{20 + u},{u}|{u}" for u in USERS]
-    (folder / "people.csv").write_text("\n".join(["person,town,tags,age,look", *lines]) + "\n")
+    (folder / "people.csv").write_text("\n".join(["person,town,tags,age,look", *lines, *more]) + "\n")
 
 
 def dirty() -> dict[str, list[Row]]:
@@ -77,6 +81,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("before")
     raw = write_first(folder / "raw")
     people(raw)
+    people(raw, f"{IDS[0]},a,x,1,2,{SPILLED},,")
     for table, rows in dirty().items():
         write_rows(raw / f"{table}-first.parquet", named(rows))
     build(raw, folder / "store")
@@ -156,7 +161,7 @@ def test_the_proof_counts_what_went_and_names_every_file_that_changed(
         "entities": 2,
         "raw": 2,
         "counts": proof["removed"]["counts"],
-        "quarantine": 2,
+        "quarantine": 3,
     }
     files = after[1]["files"]
     changed = {f for f in files if not (old / f).samefile(new / f)}
@@ -200,12 +205,11 @@ def test_the_store_grows_on_and_the_forgotten_stay_out(before: Path, tmp_path: P
     for file in (before / "raw").iterdir():
         (raw / file.name).hardlink_to(file)
     (raw / "people.csv").unlink()
-    people(raw)
-    with (raw / "people.csv").open("a") as f:
-        f.write(f"{NUMBER + 30},c,y,1,2|2\n")
+    people(raw, f"{NUMBER + 30},c,y,1,2|2")
     bad = show(4, 8, show_id=908, item=None)
     more = {**day_rows(4), "buys": [*day_rows(4)["buys"], END | {"at": END_MS + DAY_MS}]}
     more["shows"] = [*more["shows"], bad, show(4, 30, show_id=430)]
+    more["buys"].append(END | {"show_id": None, "person": 8, "item": None})  # the log of outcomes has no user column
     for table, rows in more.items():
         write_rows(raw / f"{table}-next.parquet", named(rows))
     build(raw, tmp_path / "next", Base(tmp_path / "after", forgotten=listed))
@@ -232,7 +236,7 @@ def test_one_after_the_other_is_both_at_once(before: Path, after: tuple[Path, di
     assert manifest["files"] == after[1]["files"] and manifest["rows"] == after[1]["rows"]
     again, _ = forget_users(tmp_path / "two", tmp_path / "three", both, WHEN)
     assert again["files"] == manifest["files"] and again["forgotten"][2]["users"] == 0
-    assert set(again["forgotten"][2]["removed"].values()) == {0}
+    assert again["forgotten"][2]["removed"] == again["forgotten"][2]["rewritten"] == {}
 
 
 def show_days(user: int) -> list[int]:
@@ -285,14 +289,17 @@ def test_forget_leaves_no_trace_below_the_runs_of_the_data_set(before: Path, tmp
     stage = run_stage("preprocess", key_parts=parts, root=root, build=make)
     FeatureStore.open(stage.path).timelines()  # makes the arrays that readers map
     arrays = root / "preprocess" / ".readers" / stage.record["store_hash"][:16]
-    for left in (root / "preprocess" / ".work-1" / "a.arrow", root / "generate-knowledge" / "1" / "k.bin"):
+    pieces = [root / "preprocess" / f".{name}" / "a.arrow" for name in ("work-1", "tmp-1-1")]
+    for left in (*pieces, root / "generate-knowledge" / "1" / "k.bin", root / "check" / "index.html"):
         left.parent.mkdir(parents=True)
         left.write_text(IDS[0])
     write_rows(root / "quarantine-shows.parquet", [{"row": IDS[1]}])
     (root / "pretrain" / "ab12").mkdir(parents=True)
     assert arrays.is_dir() and naming(root, IDS)
     found = forget("windows", IDS, tmp_path / "runs")
-    assert not stage.path.exists() and not arrays.exists() and naming(root, IDS) == set()
+    assert (
+        not (root / "check").exists() and not stage.path.exists() and not arrays.exists() and naming(root, IDS) == set()
+    )
     assert stat.S_IMODE((root / FORGOTTEN).stat().st_mode) == 0o600
     listed = read_forgotten(root)
     assert (
@@ -303,11 +310,86 @@ def test_forget_leaves_no_trace_below_the_runs_of_the_data_set(before: Path, tmp
     assert find_parent(root / "preprocess", parts, TOY) is None
     assert found.removed["impressions"] == 8 and found.models == [root / "pretrain" / "ab12"]
     said = report(found, 2)
-    assert "forgot 2 users in 1 store(s)" in said and str(found.stores[0]) in said and "1 trained model" in said
+    assert (
+        "not found" not in said
+        and "forgot 2 users in 1 store(s)" in said
+        and str(found.stores[0]) in said
+        and "1 trained model" in said
+    )
     FeatureStore.open(found.stores[0], verify=True)
     again = forget("windows", IDS, tmp_path / "runs")
-    assert again.stores == [] and found.stores[0].is_dir() and read_forgotten(root) == listed
+    assert not again.stores and not again.absent and found.stores[0].is_dir() and read_forgotten(root) == listed
     with pytest.raises(ConfigError, match=r'no store of data set "other" .*there are: windows'):
         forget("other", IDS, tmp_path / "runs")
     with pytest.raises(ConfigError, match="at least one user"):
         forget("windows", [], tmp_path / "runs")
+
+
+def finished(before: Path, root: Path) -> Path:
+    """The store of `before` as a stage."""
+
+    def make(out: Path) -> dict[str, Any]:
+        manifest = store_write.read_manifest(before / "store")
+        store_write.link_files(before / "store", out, manifest["files"])
+        return {"store_hash": store_write.write_manifest(out, manifest), "rows_out": 1}
+
+    return run_stage("preprocess", key_parts={"forgotten": None}, root=root, build=make).path
+
+
+def test_users_who_are_in_no_store_are_named_and_nothing_is_written_anew(before: Path, tmp_path: Path) -> None:
+    old = finished(before, tmp_path / "windows")
+    entities = (old / store_write.USERS).stat().st_ino
+    found = forget("windows", ["99999999", "nobody"], tmp_path)
+    assert not found.stores and not found.removed and not old.exists()
+    assert (found.others[0] / store_write.USERS).stat().st_ino == entities
+    said = report(found, 2)
+    assert "in 0 store(s)" in said and "1 other store(s) had" in said
+    assert "not found in any store: 99999999, nobody; they are on the list all the same" in said
+    found = forget("windows", [SPILLED, "nobody"], tmp_path)  # one of them in the quarantine only
+    assert found.removed == {"quarantine": 1} and found.absent == ["nobody"] and len(found.stores) == 1
+
+
+def test_a_quarantined_row_names_a_user_in_any_cell_or_piece_of_a_line() -> None:
+    listed = Forgotten().with_users(["7", "u:8", "é"])
+    lines = ["7,3,abc", 'x;"7";', "3\t 7 |z", "a:7 b", "1, u:8 ,2"]  # the last id has a separator in it
+    cells: list[Any] = [7, 7.0, " 7 ", [{"id": "7"}], "e\u0301", "7,8", None]
+    rows = [*({"line": x} for x in lines), *({"at": 77, "who": x} for x in cells), {"line": "17,77,7a"}]
+    table = pa.table({"row": [json.dumps(row) for row in rows]})
+    assert listed.rows_naming(table)[0].tolist() == [True] * 10 + [False] * 3
+    assert listed.without(table).equals(table.slice(10))
+    assert Forgotten().without(table) is table
+
+
+def test_a_build_that_runs_meanwhile_keeps_its_pieces_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, runs, found = write_first(tmp_path / "raw"), tmp_path / "runs", list[Forgot]()
+    home = runs / "windows" / "preprocess"
+
+    def meanwhile() -> None:
+        found.append(forget("windows", ["5"], runs))
+        assert list(home.glob(".work-*")) and list(home.glob(".tmp-*"))
+
+    with pytest.raises(DataError, match=r"users were forgotten while .* Run the same command again"):
+        run(make_loop(runs, raw), Counting(4, meanwhile), monkeypatch)
+    assert len(found[0].running) == 1 and "it will stop with an error" in report(found[0], 1)
+    assert [p.name for p in home.iterdir()] == [".locks"]
+    store = FeatureStore.open(run(make_loop(runs, raw), Counting(), monkeypatch).path)
+    assert store.users.index_of("5") == 0 != store.users.index_of("6")
+    assert forget("windows", ["6"], runs).running == []
+
+
+def test_forget_waits_for_who_holds_the_list_or_a_store(before: Path, tmp_path: Path) -> None:
+    root = tmp_path / "windows"
+    old, said, holders = finished(before, root), list[str](), list[contextlib.ExitStack]()
+    for path in (lock_path(old.parent, "forget"), list_lock(root), lock_path(old.parent, old.name)):
+        holders.append(contextlib.ExitStack())
+        holders[-1].enter_context(locked(path))
+
+    def say(text: str) -> None:
+        assert old.exists() and (root / FORGOTTEN).exists() == (len(said) == 2)
+        holders[len(said)].close()
+        said.append(text)
+
+    assert len(forget("windows", IDS, tmp_path, say).stores) == 1 and not old.exists()
+    assert [w in t for w, t in zip(("another forget", "being finished", old.name), said, strict=True)] == [True] * 3

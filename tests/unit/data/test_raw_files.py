@@ -99,3 +99,23 @@ def test_bytes_that_are_no_utf8_are_refused(tmp_path):
     (tmp_path / "log.csv").write_bytes(f"u,a,tab,t,y,ref\n1,10,\xfc,{NOON},0,1\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"log\.csv: damaged or not readable.*UTF8"):
         read_impressions(make_spec(), tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(("separator", "shown"), [("::", "'::'"), (";", "';'"), ("\t", r"'\\t'")])
+def test_a_header_with_another_separator_is_named(tmp_path, separator, shown):
+    (tmp_path / "log.csv").write_text(separator.join("uatyr") + "\n" + separator.join("12345") + "\n")
+    with pytest.raises(SpecError, match=f'no column "u".*Is the separator right.*the header has {shown}'):
+        read_impressions(make_spec(), tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("separator", [",", "::"])
+def test_lines_that_all_have_another_width_than_the_spec_says(tmp_path, separator):
+    names = ["u", "a", "tab", "t", "y", "ref"]
+    spec = make_spec(
+        tables=dict(
+            make_spec().model_dump()["tables"], log={"files": ["log*"], "columns": names, "separator": separator}
+        )
+    )
+    (tmp_path / "log.csv").write_text("1;10;x;5;1;7\n" * 3)
+    with pytest.raises(DataError, match=f"expected 6 .*found 1 with the separator '{separator}'.*Separated by ';'"):
+        read_impressions(spec, tmp_path / "log.csv")

@@ -53,9 +53,25 @@ def test_a_new_delivery_of_an_entity_table_is_added_and_one_of_a_log_is_not(tmp_
     parent = finish(tmp_path, parts(old))
     entities = {TOY.users.table, TOY.ads.table} - {TOY.impressions.table, *(e.table for e in TOY.events)}
     table = sorted(t for t in entities if t)[0]
-    finish(tmp_path, parts({"shows": {"a": "1"}, table: {"f": "1"}}))
-    found = find_parent(tmp_path / "preprocess", parts({"shows": {"a": "1"}, table: {"f": "2"}}), TOY)
-    assert found is not None and found != parent
+    more = finish(tmp_path, parts({"shows": {"a": "1"}, table: {"f": "1", "g": "1"}}))
+    assert find_parent(tmp_path / "preprocess", parts({"shows": {"a": "1"}, table: {"f": "2"}}), TOY) == more != parent
+
+
+def test_a_damaged_store_is_passed_over_and_the_reason_is_said(tmp_path: Path) -> None:
+    def store(files: dict[str, dict[str, str]]) -> Path:
+        build = lambda out: {"rows": (out / "part.bin").write_bytes(b"1234")}  # noqa: E731
+        return run_stage("preprocess", key_parts=parts(files), root=tmp_path, build=build).path
+
+    small, large = store({"shows": {"a": "1"}}), store({"shows": {"a": "1", "b": "2"}})
+    wanted, said = parts({"shows": {"a": "1", "b": "2", "c": "3"}}), []
+    (large / "part.bin").write_bytes(b"1235")  # the same size
+    assert find_parent(tmp_path / "preprocess", wanted, TOY, said.append) == small
+    (small / "part.bin").unlink()
+    assert find_parent(tmp_path / "preprocess", wanted, TOY, said.append) is None
+    assert said[0] == f"adding to the store {small.name}" and "part.bin is damaged or missing" in said[1]
+    changed = parts({"shows": {"a": "9", "b": "2"}})
+    assert find_parent(tmp_path / "preprocess", changed, TOY, said.append) is None
+    assert said[2].endswith("its raw file a has changed or is gone")
 
 
 def raw_day(folder: Path, day: str, text: str) -> Path:

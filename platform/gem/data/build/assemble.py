@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from gem.config import DataConfig, config_hash
 from gem.data.build import quarantine, store_write
 from gem.data.build.entities import Fitted
+from gem.data.build.merge import CAPPED
 from gem.data.build.pieces import Places
-from gem.data.build.shard_plan import ShardPlan
+from gem.data.build.shard_plan import RebuildNeeded, ShardPlan
 from gem.data.days import Split, choose_split, day_number, missing_days
 from gem.data.encoding import Encoder
 from gem.data.fitting import table_figures
@@ -27,10 +28,6 @@ from gem.data.schema import OOV
 from gem.data.spec import DatasetSpec
 
 Record = dict[str, Any]
-
-
-class RebuildNeeded(Exception):
-    """The window cannot be added to the store before; the message says why."""
 
 
 HOT_SHARE, HOT_PER_SECOND = 0.1, 10  # a user above either is flagged: of all events; events within one second
@@ -85,7 +82,7 @@ def finish_store(
     the split, sha256 of the raw files by table, and the manifest of the store before.
     """
     store = places.store
-    first, second, partitions = passes
+    (first, second), (partitions, lost) = passes[:2], _without_capped(passes[2])
     plan, split, inputs, parent = about
     written = {
         **fitted.files,
@@ -99,7 +96,7 @@ def finish_store(
         "parent": store_write.manifest_hash(parent) if parent else None,
         "vocabulary_version": fitted.encoder.vocabulary_version,
         "inputs": {t: dict(found) for t, found in inputs.items()},
-        "rows": _window_rows(first, second),
+        "rows": _window_rows(first, second, lost),
         "days": sorted({d for r in first for d in r.get("days", {})}),
         "files": {f: e["sha256"] for f, e in sorted(written.items())},
     }
@@ -119,7 +116,7 @@ def finish_store(
         "log_end_ms": dict(plan.log_end_ms),
         "last_train_day": plan.last_train_day,
         "files": dict(sorted(files.items())),
-        **_totals(files, days, fitted, (first, second), parent),
+        **_totals(files, days, fitted, (first, second, lost), parent),
         "vocab": _vocabulary(spec, store, fitted, list(files), [split.validation_day, split.test_day]),
         "world": bool(spec.impressions.true_probability),
         "inputs": _all_inputs(inputs, parent),
@@ -136,11 +133,11 @@ def _totals(
     files: Mapping[str, store_write.Entry],
     days: Sequence[str],
     fitted: Fitted,
-    passes: tuple[Sequence[Record], Sequence[Record]],
+    passes: tuple[Sequence[Record], Sequence[Record], Mapping[str, int]],
     parent: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Counts over all windows."""
-    first, second = passes
+    """Counts over all windows. `passes`: records of the first pass and of the second, rows that the third dropped."""
+    first, second, lost = passes
     rows_by_day = {d: sum(files[f]["rows"] for f in store_write.paths_of(files, "impressions", d)) for d in days}
     before = parent or {"rows": {}, "quarantined": {}, "repairs": {}, "hot_users": []}
     old = before["rows"]
@@ -160,8 +157,8 @@ def _totals(
         "conflicts": add("conflicts", "conflicts"),
         "duplicate_users": add("duplicate_users", "duplicate_users"),
         "duplicate_ads": int(old.get("duplicate_ads", 0)) + fitted.duplicate_ads,
-        "capped": add("capped", "capped"),
-        "capped_events": add("capped_events", "capped_events"),
+        "capped": add("capped", "capped") + lost["impressions"],
+        "capped_events": add("capped_events", "capped_events") + lost["events"],
     }
     found = quarantine.by_table(set_aside(first, second))
     merged = {t: _added(before["quarantined"].get(t, {}), found.get(t, {})) for t in {*before["quarantined"], *found}}
@@ -175,7 +172,16 @@ def _totals(
     }
 
 
-def _window_rows(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Any]:
+def _without_capped(partitions: Mapping[str, store_write.Entry]) -> tuple[dict[str, store_write.Entry], dict[str, int]]:
+    """(entries as the manifest has them, impressions and events that the cap took in the third pass)."""
+    lost = {"impressions": 0, "events": 0}
+    for path, entry in partitions.items():
+        lost["impressions" if path.startswith("impressions/") else "events"] += int(entry.get(CAPPED, 0))
+    return {path: {k: v for k, v in e.items() if k != CAPPED} for path, e in partitions.items()}, lost
+
+
+def _window_rows(first: Sequence[Record], second: Sequence[Record], lost: Mapping[str, int]) -> dict[str, Any]:
+    """Counts of one window; `lost` are rows that the third pass dropped: whichever they were, so many fewer came in."""
     names = (
         "impressions",
         "events",
@@ -187,6 +193,8 @@ def _window_rows(first: Sequence[Record], second: Sequence[Record]) -> dict[str,
         "capped_events",
     )
     rows: dict[str, Any] = {n: sum(int(s[n]) for s in second) for n in names}
+    for kind, capped in (("impressions", "capped"), ("events", "capped_events")):
+        rows[kind], rows[capped] = rows[kind] - lost[kind], rows[capped] + lost[kind]
     return {"raw": _raw_rows(first), **rows, "quarantined": quarantine.by_table(set_aside(first, second))}
 
 

@@ -117,7 +117,7 @@ _COUNTED["_events"] = ("events", "duplicate_events", "conflicting_events", "capp
 
 
 def _tally(kind: str, chosen: Chosen) -> dict[str, int]:
-    again, other = int(chosen.repeat.sum()), chosen.met.replaced.num_rows if chosen.met.replaced else 0
+    again, other = len(chosen.met.repeat), chosen.met.replaced.num_rows if chosen.met.replaced else 0
     repeats, conflicts = chosen.duplicates + again - other, len(chosen.conflicts) + other
     numbers = (len(chosen.row) - again, repeats, conflicts, len(chosen.dropped))
     return dict(zip(_COUNTED[kind], numbers, strict=True))

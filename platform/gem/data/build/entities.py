@@ -27,10 +27,12 @@ from gem.data.build.counting import (
 from gem.data.build.outcomes import outcome_path
 from gem.data.build.pieces import Places, has_piece, load_pieces, read_piece
 from gem.data.build.shard_plan import ShardPlan
+from gem.data.build.stale import check_stale
 from gem.data.build.store_write import Entry
 from gem.data.build.timelines import Bools
 from gem.data.encoding import ID_FIELD, Encoder
 from gem.data.fitting import EntityCounts, TrainCounts, fit_encoder, grow_encoder
+from gem.data.ingest.canonical import SINCE, log_time
 from gem.data.keys import KeyIndex
 from gem.data.schema import OOV
 from gem.data.spec import DatasetSpec, EntitySpec
@@ -57,13 +59,14 @@ def fit_window(spec: DatasetSpec, plan: ShardPlan, places: Places, shards: Seque
     """Fit the encoder on the first window, grow it on later ones, and write everything that is not per shard."""
     store = places.store
     files = _write_outcomes(spec, plan, places)
+    old_values = _stored(store, store_write.VALUE_COUNTS)
     values = add_values(
-        _stored(store, store_write.VALUE_COUNTS),
+        old_values,
         [read_piece(places.built(s) / "values") for s in range(len(shards))],
         plan.last_train_day,
     )
     old_users = _stored(store, store_write.RAW_USERS)
-    users = _user_table(plan, places, old_users, len(shards))
+    users = _user_table(spec, plan, places, old_users, len(shards))
     old_ads = _stored(store, store_write.RAW_ADS)
     ads, duplicate_ads = _ad_table(spec, plan, places, old_ads, len(shards))
     known = 0 if old_users is None else old_users.num_rows
@@ -78,6 +81,8 @@ def fit_window(spec: DatasetSpec, plan: ShardPlan, places: Places, shards: Seque
     counts = _train_counts(plan, (users, ads), (values, entities), shards, unknown)
     old = Encoder.load(store) if before[0] is not None else None
     encoder = fit_encoder(spec, counts) if old is None else grow_encoder(spec, old, counts)
+    if old is not None and old_values is not None:
+        check_stale(spec, (old, encoder), old_values)
     files |= encoder.save(store)
     texts = {
         store_write.SPEC: spec.model_dump_json(indent=1),
@@ -195,34 +200,34 @@ def _by_index(places: Places, ads: pa.Table, firsts: Sequence[int]) -> list[pa.T
     return out
 
 
-def _user_table(plan: ShardPlan, places: Places, old: pa.Table | None, num_shards: int) -> pa.Table:
-    """Raw users in index order: those of the store, then each shard's new ones. The last description of a key wins."""
+def _user_table(spec: DatasetSpec, plan: ShardPlan, places: Places, old: pa.Table | None, num_shards: int) -> pa.Table:
+    """Raw users in index order: those of the store, then each shard's new ones."""
     folders = [places.built(s) for s in range(num_shards)]
     kind = pa.type_for_alias(plan.key_types["user"])
     new = pa.chunked_array([c for f in folders for c in read_piece(f / "users")["key"].cast(kind).chunks], kind)
     described = [read_piece(f / "described") for f in folders if has_piece(f / "described")]
-    return _merged(old, new, described, kind)
+    return _merged(old, new, described, kind, log_time(spec, spec.users.table) is not None)
 
 
 def _ad_table(
     spec: DatasetSpec, plan: ShardPlan, places: Places, old: pa.Table | None, num_shards: int
 ) -> tuple[pa.Table, int]:
     """Raw ads in index order: those of the store, then the new ones by key; and how many descriptions repeat a key."""
-    kind = pa.type_for_alias(plan.key_types["ad"])
+    kind, is_log = pa.type_for_alias(plan.key_types["ad"]), log_time(spec, spec.ads.table) is not None
     table = load_pieces(places.work / "ads", {"key": plan.key_types["ad"]})
     described = [] if table is None else [table]
     chunks = [c for s in range(num_shards) for c in read_piece(places.built(s) / "ads")["key"].cast(kind).chunks]
     chunks += [c for d in described for c in d["key"].chunks]
     keys = pc.unique(pa.chunked_array(chunks, kind))
-    items = _described_by_key(spec.ads, keys, described)
+    items = _described_by_key(spec.ads, keys, is_log)
     if old is not None:
         keys = keys.filter(pc.invert(pc.is_in(keys, value_set=old["key"].cast(kind).combine_chunks())))
     keys = keys.take(pc.sort_indices(keys))
     repeats = sum(d.num_rows - len(pc.unique(d["key"])) for d in described)
-    return _merged(old, pa.chunked_array([keys], kind), [*described, *items], kind), repeats
+    return _merged(old, pa.chunked_array([keys], kind), [*described, *items], kind, is_log), repeats
 
 
-def _described_by_key(entity: EntitySpec, keys: pa.Array, described: Sequence[pa.Table]) -> list[pa.Table]:
+def _described_by_key(entity: EntitySpec, keys: pa.Array, is_log: bool) -> list[pa.Table]:
     """Features of items: events without an ad carry them as JSON in their key."""
     if not pa.types.is_string(keys.type):
         return []
@@ -230,7 +235,7 @@ def _described_by_key(entity: EntitySpec, keys: pa.Array, described: Sequence[pa
     if not len(items):
         return []
     values = [json.loads(k[len(ITEM) :]) for k in items.to_pylist()]
-    columns: dict[str, Any] = {"key": items}
+    columns: dict[str, Any] = {"key": items} | ({SINCE: np.zeros(len(items), np.int64)} if is_log else {})
     for feature in entity.features:
         if feature.kind not in ("categorical", "multi"):
             continue
@@ -242,8 +247,13 @@ def _described_by_key(entity: EntitySpec, keys: pa.Array, described: Sequence[pa
     return [pa.table(columns)]
 
 
-def _merged(old: pa.Table | None, new: pa.ChunkedArray, described: Sequence[pa.Table], kind: pa.DataType) -> pa.Table:
-    """One row per key, old keys first; features of the last description, of the store where there is no new one."""
+def _merged(
+    old: pa.Table | None, new: pa.ChunkedArray, described: Sequence[pa.Table], kind: pa.DataType, is_log: bool
+) -> pa.Table:
+    """One row per key, old keys first; features of the last description, of the store where there is no new one.
+
+    In a log (`is_log`) the earliest counts, of equal ones the first: a later one would tell the rows before what comes.
+    """
     keys = new if old is None else pa.chunked_array([*old["key"].cast(kind).chunks, *new.chunks], kind)
     keys = keys.combine_chunks()
     tables = [_storable(t.set_column(0, "key", t["key"].cast(kind))) for t in described]
@@ -255,9 +265,13 @@ def _merged(old: pa.Table | None, new: pa.ChunkedArray, described: Sequence[pa.T
         nothing = {f.name: pa.nulls(len(new), f.type) for f in old.schema if f.name != "key"}
         return pa.concat_tables([tables[0], pa.table({"key": new, **nothing})]).combine_chunks()
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    reverse = pa.array(np.arange(table.num_rows - 1, -1, -1))  # index_in finds the first: turn it round
-    table = table.take(reverse)
-    at = pc.index_in(keys, value_set=table["key"].combine_chunks())
+    if is_log:
+        since = table[SINCE]
+        order = pc.array_sort_indices(since.combine_chunks())  # stable, nulls last: no row of the log describes those
+        order = order.slice(0, len(since) - since.null_count)
+    else:
+        order = pa.array(np.arange(table.num_rows - 1, -1, -1))  # index_in finds the first: turn it round
+    at = order.take(pc.index_in(keys, value_set=table["key"].take(order).combine_chunks()))
     return pa.table({"key": keys, **{n: table[n].take(at) for n in table.column_names if n != "key"}}).combine_chunks()
 
 

@@ -37,7 +37,8 @@ class _Work:
     spec: DatasetSpec
     manifest: dict[str, Any]
     forgotten: Forgotten
-    users: npt.NDArray[np.int32]  # entity indices
+    users: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # entity indices
+    found: set[str] = field(default_factory=set)  # digests of users who were in it
     removed: dict[str, int] = field(default_factory=dict)
     rewritten: dict[str, list[str]] = field(default_factory=dict)
 
@@ -52,6 +53,12 @@ class _Work:
         self.rewritten[relative] = [self.manifest["files"][relative]["sha256"], entry["sha256"]]
         self.manifest["files"][relative] = entry
 
+    def named(self, keys: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """[N] which keys are of forgotten users; these are `found`."""
+        mask = self.forgotten.mask(keys)
+        self.found |= self.forgotten.digests_of(keys.filter(pa.array(mask)))
+        return mask
+
     def files(self, kind: str) -> list[str]:
         return [f for f in self.manifest["files"] if f.startswith(f"{kind}/")]
 
@@ -64,8 +71,8 @@ def forget_users(source: Path, out: Path, forgotten: Forgotten, when: str) -> tu
     manifest = store_write.read_manifest(source)
     before = store_write.manifest_hash(manifest)
     store_write.link_files(source, out, manifest["files"])
-    spec = parse_spec_of(out)
-    work = _Work(out, spec, manifest, forgotten, _indices(out, manifest, forgotten))
+    work = _Work(out, parse_spec_of(out), manifest, forgotten)
+    work.users = _indices(work)
     keys = _partitions(work)
     _outcomes(work, keys)
     _index(work)
@@ -86,6 +93,7 @@ def forget_users(source: Path, out: Path, forgotten: Forgotten, when: str) -> tu
         "store_before": before,
         "digests": list(forgotten.digests),
         "users": len(work.users),
+        "found": sorted(work.found),
         "removed": dict(sorted(work.removed.items())),
         "rewritten": dict(sorted(work.rewritten.items())),
         "files_checked": check_forgotten(out, manifest, forgotten, work.users),
@@ -117,7 +125,7 @@ def check_forgotten(
             found = _without_ids(encoder := Encoder.load(store), forgotten) is not encoder
         elif kind == "quarantine":
             table = store_write.read_table(path)
-            found = _without(table, forgotten, parse_spec_of(store)).num_rows < table.num_rows
+            found = bool(forgotten.rows_naming(table)[0].any())
         else:
             continue
         checked += 1
@@ -135,11 +143,11 @@ def parse_spec_of(store: Path) -> DatasetSpec:
     return parse_spec(json.loads((store / store_write.SPEC).read_text(encoding="utf-8")))
 
 
-def _indices(store: Path, manifest: Mapping[str, Any], forgotten: Forgotten) -> npt.NDArray[np.int32]:
+def _indices(work: _Work) -> npt.NDArray[np.int32]:
     found = [np.zeros(0, np.int32)]
-    for shard in range(int(manifest["num_shards"])):
-        table = store_write.read_table(store / store_write.index_path(shard), columns=["key", "user"])
-        found.append(table["user"].to_numpy()[forgotten.mask(table["key"])])
+    for shard in range(int(work.manifest["num_shards"])):
+        table = store_write.read_table(work.store / store_write.index_path(shard), columns=["key", "user"])
+        found.append(table["user"].to_numpy()[work.named(table["key"])])
     return np.concatenate(found).astype(np.int32)
 
 
@@ -176,7 +184,7 @@ def _outcomes(work: _Work, keys: Mapping[str, list[pa.Array]]) -> None:
                 work.replace(relative, table.filter(pc.invert(mask)), int(pc.sum(mask).as_py()))
     for relative in _keyed_by_user(work.spec, work.manifest):
         table = store_write.read_table(work.store / relative)
-        named = work.forgotten.mask(table["key"])
+        named = work.named(table["key"])
         if named.any():
             work.replace(relative, table.filter(pa.array(~named)), int(named.sum()))
 
@@ -198,11 +206,14 @@ def _index(work: _Work) -> None:
 
 def _entities(work: _Work) -> None:
     """Rows of nulls in place of the users, and a place holder in the vocabulary."""
-    encoder = _without_ids(Encoder.load(work.store), work.forgotten)
+    stored = Encoder.load(work.store)
+    encoder = _without_ids(stored, work.forgotten)
+    raw = store_write.read_table(work.store / store_write.RAW_USERS)
+    mask = work.named(raw["key"])
+    if encoder is stored and not mask.any():
+        return
     for relative, entry in encoder.save(work.store).items():
         work.note(relative, entry)
-    raw = store_write.read_table(work.store / store_write.RAW_USERS)
-    mask = work.forgotten.mask(raw["key"])
     blank = pa.array(mask)
     raw = pa.table({n: pc.if_else(blank, pa.scalar(None, raw[n].type), raw[n]) for n in raw.column_names})
     work.replace(store_write.RAW_USERS, raw.combine_chunks(), int(mask.sum()))
@@ -238,16 +249,10 @@ def _counted(table: pa.Table, users: npt.NDArray[np.int32]) -> npt.NDArray[np.bo
 def _quarantine(work: _Work) -> None:
     for relative in work.files("quarantine"):
         table = store_write.read_table(work.store / relative)
-        kept = _without(table, work.forgotten, work.spec)
-        if kept.num_rows < table.num_rows:
-            work.replace(relative, kept, table.num_rows - kept.num_rows)
-
-
-def _without(quarantined: pa.Table, forgotten: Forgotten, spec: DatasetSpec) -> pa.Table:
-    """Quarantined rows that name none of the users, neither raw rows nor rows that contradict another."""
-    for column in (*_user_columns(spec), "user"):
-        quarantined = forgotten.without(quarantined, column)
-    return quarantined
+        mask, found = work.forgotten.rows_naming(table)
+        work.found |= found
+        if mask.any():
+            work.replace(relative, table.filter(pa.array(~mask)), int(mask.sum()))
 
 
 def _user_columns(spec: DatasetSpec) -> Iterator[str]:

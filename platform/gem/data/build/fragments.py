@@ -13,18 +13,17 @@ import pyarrow.compute as pc
 
 from gem.data.build.forgotten import Forgotten
 from gem.data.build.pieces import write_piece, write_shards
-from gem.data.days import NO_DAY, day_numbers, day_text, parse_days
+from gem.data.days import day_numbers, day_text
 from gem.data.hashing import stable_hash64
 from gem.data.ingest import canonical, canonical_events, raw
 from gem.data.ingest.canonical import Canonical
 from gem.data.ingest.clock import Limits
 from gem.data.ingest.raw import Part
 from gem.data.ingest.sources import RawFile
-from gem.data.spec import DatasetSpec, FeatureSpec
+from gem.data.spec import DatasetSpec
 
 Role = Literal["impressions", "events", "labels", "users", "ads"]
 _SALT = "user-shard"
-_DAY = "log day"  # no feature can be mistaken for it
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def cut_file(spec: DatasetSpec, job: FileJob, work: Path, settings: CutSettings)
     if settings.forgotten and (by_user or job.role in ("impressions", "events", "users")):
         keep = ~settings.forgotten.mask(rows[column])
         rows, forgotten = rows.filter(pa.array(keep)), int((~keep).sum())
-    quarantined = settings.forgotten.without(got.quarantined, _user_column(spec, job))
+    quarantined = settings.forgotten.without(got.quarantined)
     rows = _compact(spec, job, rows)
     name = f"{job.number:05d}"
     if job.role in ("impressions", "events", "users"):
@@ -133,32 +132,12 @@ def _compact(spec: DatasetSpec, job: FileJob, rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _user_column(spec: DatasetSpec, job: FileJob) -> str | None:
-    if job.role == "impressions":
-        return spec.impressions.user
-    if job.role == "events":
-        return spec.events[job.source].user
-    return spec.users.key if job.role == "users" else None
-
-
 def _read_impressions(spec: DatasetSpec, job: FileJob, limits: Limits) -> Canonical:
-    """Canonical impressions and their `day` (int32, days since 1970-01-01).
-
-    A day column is read along as one more categorical value, so that it goes through the same checks; rows without one
-    get the day of their time.
-    """
-    column = spec.impressions.day
-    if column:
-        extra = FeatureSpec(name=_DAY, column=column, kind="categorical")
-        context = spec.context.model_copy(update={"features": [*spec.context.features, extra]})
-        spec = spec.model_copy(update={"context": context})
+    """Canonical impressions and their `day` (int32, days since 1970-01-01), that of their time without a day column."""
     got = canonical.read_impressions(spec, job.file, job.part, limits)
-    days = day_numbers(got.rows["time_ms"].to_numpy(), spec.impressions.zone)
-    if column:
-        own = parse_days(got.rows[f"ctx:{_DAY}"], f'{job.file.uri}, column "{column}"')
-        days = np.where(own == NO_DAY, days, own)
-        got.rows = got.rows.drop_columns([f"ctx:{_DAY}"])
-    got.rows = got.rows.append_column("day", pa.array(days, pa.int32()))
+    if "day" not in got.rows.column_names:
+        days = day_numbers(got.rows["time_ms"].to_numpy(), spec.impressions.zone)
+        got.rows = got.rows.append_column("day", pa.array(days, pa.int32()))
     return got
 
 

@@ -34,17 +34,22 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 NEVER = 2**62
 STAGED, ENTRIES = ".merged", "entries.json"
+CAPPED = "capped"  # in an entry on its way to the manifest
 CONTENT = ("time_ms", "order", "kind", "dup")  # orders events that are known at one moment
 
 
 @dataclass
 class Shown:
-    """Impressions of one partition on their way: `table` with cut -1 where it is to be counted, `old` as stored."""
+    """Impressions of one partition on their way: `table` with cut -1 where it is to be counted, `old` as stored.
+
+    capped: rows that the cap took where old and new ones met.
+    """
 
     number: int
     table: pa.Table
     old: pa.Table | None
     wrong: I64  # rows whose cut is to be counted
+    capped: int = 0
 
 
 class ShardMerge:
@@ -118,9 +123,9 @@ class ShardMerge:
     def _path(self, kind: str, number: int) -> str:
         return store_write.partition_path(kind, store_write.partition_name(number), self.shard)
 
-    def _write(self, kind: str, number: int, table: pa.Table) -> None:
+    def _write(self, kind: str, number: int, table: pa.Table, capped: int) -> None:
         path = self._path(kind, number)
-        self.entries[path] = store_write.write_table(self.staged, path, table)
+        self.entries[path] = store_write.write_table(self.staged, path, table) | {CAPPED: capped}
 
     def _timelines(self, chosen: pa.Table, shown: list[Shown]) -> I64:
         """Write changed partitions and count the cuts of `shown`; returns all events per place in the index, [U]."""
@@ -144,7 +149,7 @@ class ShardMerge:
 
     def _partition(self, number: int, stored: bool, new: _Slices) -> tuple[I64, I64]:
         """(place of the user in the index, known_ms) of a partition's events, in order; new ones are written."""
-        changed = number in self.gone["events"]
+        changed, capped = number in self.gone["events"], 0
         if number not in new.bounds:
             if not stored:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -152,18 +157,23 @@ class ShardMerge:
         else:
             table, changed = new.table(number, self.user), True
             if stored:
-                table = self._union(self._read("timelines", number), table)
+                table, capped = self._union(self._read("timelines", number), table)
         if changed:
-            self._write("timelines", number, table)
+            self._write("timelines", number, table, capped)
         return np.searchsorted(self.user, table["user"].to_numpy()), table["known_ms"].to_numpy()
 
-    def _union(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """One partition's events, old and new, under the rules of the second pass."""
+    def _union(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, int]:
+        """One partition's events, old and new, under the rules of the second pass; and how many the cap took."""
         table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
         found = {n: table[n].to_numpy() for n in ("user", "kind", "dup", "known_ms", "time_ms", "order")}
         row = grouped_order((found["user"],), found["known_ms"], tuple(found[n] for n in CONTENT))
-        days = day_numbers(found["known_ms"][row], self.spec.impressions.zone)
-        return table.take(pa.array(row[rank_in_run(found["user"][row], days) < self.plan.max_rows_per_user_day]))
+        return self._within_cap(table, row, found["user"], found["known_ms"])
+
+    def _within_cap(self, table: pa.Table, row: I64, user: I32, time_ms: I64) -> tuple[pa.Table, int]:
+        """(the first rows of every user and day in the order `row`, how many there are more)."""
+        days = day_numbers(time_ms[row], self.spec.impressions.zone)
+        kept = row[rank_in_run(user[row], days) < self.plan.max_rows_per_user_day]
+        return table.take(pa.array(kept)), len(row) - len(kept)
 
     def _impressions(self, first_new: int) -> list[Shown]:
         """Partitions that are new, or whose cuts or labels may have changed."""
@@ -184,10 +194,12 @@ class ShardMerge:
                 if not changed and last_ms <= first_new and not self.outcomes.reach(last_ms):
                     continue
                 old = self._read("impressions", number)
-            table = old if fresh is None else fresh if old is None else self._both(old, fresh)
+            table, capped = fresh if old is None else old, 0
+            if old is not None and fresh is not None:
+                table, capped = self._both(old, fresh)
             assert table is not None
             wrong = (table["time_ms"].to_numpy() > first_new) | (table["cut"].to_numpy() < 0)
-            out.append(Shown(number, table, None if changed else old, np.flatnonzero(wrong)))
+            out.append(Shown(number, table, None if changed else old, np.flatnonzero(wrong), capped))
         return out
 
     def _last_ms(self, path: str) -> int:
@@ -198,18 +210,17 @@ class ShardMerge:
         kept = [found.metadata.row_group(g).column(at).statistics for g in groups]
         return max((int(k.max) for k in kept if k is not None and k.has_min_max), default=-NEVER)  # none: no rows
 
-    def _both(self, old: pa.Table, new: pa.Table) -> pa.Table:
+    def _both(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, int]:
         table = pa.concat_tables([old, new.select(old.column_names).cast(old.schema)]).combine_chunks()
         user, dup, time_ms, own = (table[n].to_numpy() for n in ("user", "dup", "time_ms", "impression_id"))
         row = grouped_order((user,), time_ms, (own, dup))
-        days = day_numbers(time_ms[row], self.spec.impressions.zone)
-        return table.take(pa.array(row[rank_in_run(user[row], days) < self.plan.max_rows_per_user_day]))
+        return self._within_cap(table, row, user, time_ms)
 
     def _write_impressions(self, shown: list[Shown]) -> None:
         for part in shown:
             table = relabelled(self.spec, self.plan, part.table, self.outcomes)
             if part.old is None or not table.equals(part.old):
-                self._write("impressions", part.number, table)
+                self._write("impressions", part.number, table, part.capped)
 
 
 class _Slices:
@@ -279,7 +290,8 @@ class _Asked:
 
 
 def merge_shard(spec: DatasetSpec, plan: ShardPlan, places: Places, shard: int, first_new: int) -> dict[str, Any]:
-    """Built shard -> partitions of the store. Returns manifest entries of what changed.
+    """Built shard -> partitions of the store. Returns manifest entries of what changed, those of partitions with the
+    rows that the cap took where old and new ones met (`CAPPED`).
 
     `first_new` is the entity index of the shard's first new user.
     """
@@ -300,4 +312,4 @@ def publish(store: Path, shard: int) -> dict[str, Entry]:
     return entries
 
 
-__all__ = ["STAGED", "ShardMerge", "merge_shard"]
+__all__ = ["CAPPED", "STAGED", "ShardMerge", "merge_shard"]

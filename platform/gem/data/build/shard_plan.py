@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+class RebuildNeeded(Exception):
+    """A window cannot be added to the store before; the message says why."""
+
+
 @dataclass(frozen=True)
 class ShardPlan:
     """Found in the first pass, over all files of the window and the store before.

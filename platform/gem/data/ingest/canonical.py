@@ -21,9 +21,12 @@ from gem.data.ingest.impression_keys import impression_keys, key_columns
 from gem.data.ingest.raw import Part, RawFile, resolve_files
 from gem.data.ingest.row_reader import Canonical, RowReader, Slice
 from gem.data.ingest.spec_check import check_spec, flag_names, kind_names
-from gem.data.spec import DatasetSpec, FeatureSpec
+from gem.data.spec import DatasetSpec, FeatureSpec, TimeSpec
+
+SINCE = "~since"  # no feature can be mistaken for it
 
 __all__ = [
+    "SINCE",
     "Canonical",
     "Limits",
     "Part",
@@ -46,13 +49,14 @@ def read_impressions(
     """Columns: impression_id int64; user, ad int64 or string; time_ms int64; surface string (null allowed);
     `ctx:<feature>` string | float64 | list<string>; `label:<task>` int8 (1, 0, -1 unknown) for labels with a column;
     `true:<task>` float32 if the spec names it; `key:<task>` int64 or string for labels with a log of their own;
-    dup int64: hash of the duplicate_key columns (of the impression id if there are none), never null.
+    dup int64: hash of the duplicate_key columns (of the impression id if there are none), never null;
+    day int32, days since 1970-01-01, if the spec names a day column: that day, or that of the time where it is empty.
 
     An id column is int64 if every value of the file is a whole number, else string; so two files of one table may
     differ: cast both to string before concatenating (the text of an int is its decimal form, and stable_hash64 is the
     same for 5 and "5").
     Reasons: null_user null_ad null_id id_too_long bad_id null_time time_out_of_range future_time nan_numeric bad_label
-    unparsable. Repairs: clamped_time.
+    unparsable day_not_of_time. Repairs: clamped_time. Raises DataError if most days are not those of their times.
     """
     imp = spec.impressions
     reader = RowReader(spec, imp.table, Slice(file, part, limits), _impression_columns(spec), spec.context.features)
@@ -76,6 +80,8 @@ def read_impressions(
     for name, column in imp.true_probability.items():
         out[f"true:{name}"] = reader.probability(column)
     out["dup"] = pa.array(dup)
+    if imp.day:
+        out["day"] = pa.array(reader.days(imp.day, time_ms))
     return reader.finish(out)
 
 
@@ -87,14 +93,16 @@ def read_entities(
     limits: Limits | None = None,
 ) -> Canonical:
     """Columns: key int64 or string, then one per feature under its feature name: string | float64 | list<string> |
-    fixed_size_list<float32>. A key may occur twice in a file or over files; the caller decides.
+    fixed_size_list<float32>. A key may occur twice in a file or over files; the caller decides. Where the table is a
+    log too, `SINCE`: int64, the time of the row.
 
     A NaN or infinite number becomes null and is counted.
-    Reasons: null_key id_too_long bad_id bad_embedding unparsable.
+    Reasons: null_key id_too_long bad_id bad_embedding unparsable; of a log also null_time time_out_of_range.
     """
     entity = spec.users if side == "user" else spec.ads
     assert entity.table and entity.key  # spec_check refuses one without the other; without both nothing is read
-    wanted = [entity.key, *(f.column or f.name for f in entity.features)]
+    when = log_time(spec, entity.table)
+    wanted = [entity.key, *(f.column or f.name for f in entity.features), *([when.column] if when else [])]
     reader = RowReader(spec, entity.table, Slice(file, part, limits), wanted, entity.features)
     out = {"key": reader.ids(entity.key, "null_key")}
     for feature in entity.features:
@@ -111,7 +119,17 @@ def read_entities(
             )
             reader.mark(bad, "bad_embedding")
             out[feature.name] = values
+    if when:
+        out[SINCE] = pa.array(reader.any_times(when))
     return reader.finish(out)
+
+
+def log_time(spec: DatasetSpec, table: str | None) -> TimeSpec | None:
+    """The time of the rows of a table that is a log: the impressions, an event source, a label's log. Else None."""
+    logs = [(spec.impressions.table, spec.impressions.time)]
+    logs += [(e.table, when) for e in spec.events if (when := e.time or e.list_before)]
+    logs += [(la.table, la.time) for la in spec.labels.values() if la.table and la.time]
+    return next((when for name, when in logs if name == table), None)
 
 
 def _context_column(reader: RowReader, feature: FeatureSpec) -> pa.Array:
@@ -130,6 +148,8 @@ def _impression_columns(spec: DatasetSpec) -> Iterator[str]:
     imp = spec.impressions
     yield from key_columns(imp)
     yield imp.surface
+    if imp.day:
+        yield imp.day
     yield from (f.column or f.name for f in spec.context.features)
     yield from (column for label in spec.labels.values() if (column := label.column or label.key))
     yield from imp.true_probability.values()

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 
+from gem.data.days import NO_DAY, day_numbers, day_text
 from gem.errors import DataError
 
 _DAY_MS = 86_400_000
@@ -69,3 +70,22 @@ def limit_times(time_ms: I64, day: dt.date | None, zone: str, limits: Limits) ->
     beyond = time_ms > latest + limits.max_skew_ms
     moved = (time_ms > latest) & ~beyond
     return np.where(moved, latest, time_ms), moved, beyond
+
+
+def check_days(time_ms: I64, own: npt.NDArray[np.int32], zone: str, where: str) -> Bools:
+    """Mask [N] of rows whose own day lies more than one day from the local day of their time; NO_DAY is never wrong.
+
+    Raises DataError if that is most of them: a wrong column, unit or zone.
+    """
+    given = own != NO_DAY
+    days = day_numbers(time_ms, zone)
+    wrong: Bools = given & (np.abs(own.astype(np.int64) - days) > 1)
+    if 2 * int(wrong.sum()) <= int(given.sum()):
+        return wrong
+    at = int(np.flatnonzero(wrong)[0])
+    when = dt.datetime.fromtimestamp(int(time_ms[at]) / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    raise DataError(
+        f"{where}: {int(wrong.sum())} of {int(given.sum())} rows say a day that is more than one day from that of "
+        f"their time (days begin in {zone}), such as {day_text(int(own[at]))} for {when} UTC. Check impressions.day, "
+        "impressions.zone and the unit of impressions.time. The file was refused, no row was read."
+    )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gem.data.ingest.columns import is_list, is_text
 from gem.data.ingest.made_columns import file_number, made_names
-from gem.data.ingest.raw import RawFile, Stored, stored_schema
+from gem.data.ingest.raw import RawFile, Stored, other_separator, stored_schema
 from gem.data.ingest.sources import DataFolder, over_files, partition_day
 from gem.data.ingest.spec_columns import ColumnUse, column_uses
 from gem.data.spec import DatasetSpec, TableSpec
@@ -22,7 +22,6 @@ from gem.errors import DataError, SpecError, suggest
 
 SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"^(\\?)([0-9a-fA-F]{64}) [ *](.+)$")
-_OTHER_SEPARATORS = ("\t", ";", "|", ",", "^")
 _MAX_NAMED = 10
 _REPAIR = (
     "Write the file again with the type the others have, or leave its day out. Nothing was read; earlier versions of "
@@ -167,9 +166,10 @@ def _check_names(met: _Columns, table: TableSpec, uses: list[ColumnUse], what: t
 
 
 def _hint(table: TableSpec, use: ColumnUse, names: list[str], has_it: RawFile | None) -> str:
-    other = next((s for s in _OTHER_SEPARATORS if len(names) == 1 and s != table.separator and s in names[0]), None)
+    other = other_separator(table, names)
     if other:
-        return f" The header seems to be separated by {other!r}: set tables.{use.table}.separator."
+        hint = f" Is the separator right? The header has one column, separated by {other!r}: "
+        return f"{hint}set tables.{use.table}.separator."
     if use.since:
         return f" `since: {use.since}` excuses only files in folders of earlier days (day=YYYY-MM-DD)."
     return f" {has_it} has it: write this file again with the column, or leave the file out." if has_it else ""

@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 QUARANTINE_SCHEMA = pa.schema([("row", pa.string()), ("reason", pa.string()), ("file", pa.string())])
+_MANY_LINES = 1000
+_OTHER_SEPARATORS = ("::", "\t", ";", "|", ",", "^")
 _CSV_ENDINGS = (".csv", ".tsv", ".txt")
 
 
@@ -147,7 +149,9 @@ def read_columns(
     for column in wanted:
         if column not in (*stored, *made, *absent):
             names = [*stored, *made]
-            raise SpecError(f'{file}: no column "{column}".{suggest(column, names)} The file has: {names}')
+            other = other_separator(table, stored)
+            hint = f" Is the separator right? It is {table.separator!r}, the header has {other!r}." if other else ""
+            raise SpecError(f'{file}: no column "{column}".{suggest(column, names)} The file has: {names}{hint}')
     day = table.row_time.day if table.row_time and table.row_time.column in wanted else None
     rows = _read(table, file, [c for c in stored if c in (*wanted, day)], part)
     out = {}
@@ -159,6 +163,13 @@ def read_columns(
         else:
             out[column] = pa.nulls(rows.table.num_rows)
     return RawRows(pa.table(out), rows.number, rows.unparsable)
+
+
+def other_separator(table: TableSpec, names: list[str]) -> str | None:
+    """What seems to separate a header line that came as one column; None if there is nothing of the kind."""
+    if len(names) != 1 or table.columns:
+        return None
+    return next((s for s in _OTHER_SEPARATORS if s != table.separator and s in names[0]), None)
 
 
 def may_lack(features: Iterable[FeatureSpec], file: RawFile) -> list[str]:
@@ -198,12 +209,28 @@ def _read(table: TableSpec, file: RawFile, stored: list[str], part: Part | None)
             rows = raw_parts.read_parquet(file, stored, part)
             first = part.first_row if part else 0
             return RawRows(rows, np.arange(first, first + rows.num_rows, dtype=np.int64))
-        return RawRows(*raw_csv.read(table, file, stored, part))
+        found = RawRows(*raw_csv.read(table, file, stored, part))
     except (pa.ArrowInvalid, OSError, UnicodeError) as e:
         todo = "Restore the file; no row of it was used."
         if "Expected all lists to be of size" in str(e):
             todo = "pyarrow cannot read nulls in a fixed-size list: write that column as a plain list<float32>."
         raise DataError(f"{file}: damaged or not readable: {e}. {todo}") from None
+    whole = part is None or (part.start == 0 and part.end == file.size)
+    if table.columns and not found.table.num_rows and len(found.unparsable) >= (1 if whole else _MANY_LINES):
+        raise _wrong_width(table, file, found.unparsable[0])
+    return found
+
+
+def _wrong_width(table: TableSpec, file: RawFile, line: str) -> DataError:
+    """Every line of a file without a header has a wrong number of fields; `line` is one of them."""
+    width = len(line.split(table.separator))
+    other = next((s for s in _OTHER_SEPARATORS if len(line.split(s)) == len(table.columns)), None)
+    hint = f" Separated by {other!r} it would have {len(table.columns)}." if other else ""
+    return DataError(
+        f"{file}: every line has a wrong number of columns: expected {len(table.columns)} (`columns` of the spec), "
+        f"found {width} with the separator {table.separator!r}, such as {line[:80]!r}.{hint} Correct `separator` or "
+        "`columns`."
+    )
 
 
 def _check_file(file: RawFile, kind: str) -> None:

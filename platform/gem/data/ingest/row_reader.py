@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gem.data.days import NO_DAY, day_numbers, parse_days
 from gem.data.ingest import clock, columns, units
 from gem.data.ingest.clock import Limits
 from gem.data.ingest.raw import Part, RawFile, may_lack, quarantine, read_columns
@@ -35,6 +36,7 @@ _ORDER = (
     "bad_flag",
     "bad_embedding",
     "unparsable",
+    "day_not_of_time",
 )
 
 
@@ -134,8 +136,7 @@ class RowReader:
 
     def times(self, when: TimeSpec) -> npt.NDArray[np.int64]:
         """Times in ms UTC within the limits; null, unreadable and impossible ones are marked (0)."""
-        time_ms, known = self._times(when)
-        self.mark(~known, "null_time")
+        time_ms = self.any_times(when)
         if self._limits is None:
             return time_ms
         day = partition_day(self.file)
@@ -144,6 +145,26 @@ class RowReader:
         time_ms, moved, beyond = clock.limit_times(time_ms, day, self._zone, self._limits)
         self.count("clamped_time", int(moved.sum()))
         self.mark(beyond, "future_time")
+        return time_ms
+
+    def days(self, column: str, time_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Days since 1970-01-01 of the good rows, [N]; that of the time where the column is empty.
+
+        Rows with a day that is not near that of their time are marked. Raises DataError if most are.
+        """
+        good, where = self.good(), self.where(column)
+        times, out = time_ms[good], np.full(self.size, NO_DAY, np.int32)
+        own = parse_days(self.category(column).filter(pa.array(good)), where)
+        bad = np.zeros(self.size, np.bool_)
+        bad[good] = clock.check_days(times, own, self._zone, where)
+        out[good] = np.where(own == NO_DAY, day_numbers(times, self._zone), own)
+        self.mark(bad, "day_not_of_time")
+        return out
+
+    def any_times(self, when: TimeSpec) -> npt.NDArray[np.int64]:
+        """Times in ms UTC, however far ahead; null, unreadable and impossible ones are marked (0)."""
+        time_ms, known = self._times(when)
+        self.mark(~known, "null_time")
         return time_ms
 
     def arrival(self, when: TimeSpec) -> npt.NDArray[np.int64]:

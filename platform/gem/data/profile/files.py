@@ -38,6 +38,7 @@ PER_TABLE = 20_000  # sampled entities
 MAX_ROW_KEYS = 1 << 20  # repeats are rare: the sample that counts them is larger
 MAX_EXAMPLES = 3
 MAX_EXAMPLE_CHARS = 240
+_NOT_SHOWN = {"impressions": ["day"], "users": [canonical.SINCE], "ads": [canonical.SINCE]}
 EXTRA = "column:"  # features made of columns that the spec does not name
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -87,6 +88,7 @@ def profile_file(
     label logs keep the rows whose key stands in `work/wanted-<role>.npy`. Raises what the canonical readers raise.
     """
     got = _read(spec, job, extra, limits)
+    got.rows = got.rows.drop_columns([n for n in _NOT_SHOWN.get(job.role, ()) if n in got.rows.column_names])
     out: dict[str, Any] = {
         "number": job.number,
         "key": job.key,
