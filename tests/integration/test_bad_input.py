@@ -67,6 +67,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run
     """The command in this process, Ray Data replaced by a plain loop: (exit status, standard error)."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("pipelines.preprocess.on_ray_data", in_process)
+    monkeypatch.setattr("pipelines.preprocess.warm_up", lambda: None)
     monkeypatch.setattr(Cluster, "ray", lambda self: None)
     before = dict(os.environ)
 
