@@ -86,8 +86,7 @@ def on_ray_data(name: str, function: Callable[[Task], Task], tasks: Sequence[Tas
     try:
         dataset = ray.data.from_items(rows, override_num_blocks=num_blocks)
         pool = ray.data.TaskPoolStrategy(size=num_blocks)
-        cpus = max(1, int(ray.cluster_resources().get("CPU", cores) // cores))
-        dataset = dataset.map(partial(_guarded, function), compute=pool, num_cpus=cpus)
+        dataset = dataset.map(partial(_guarded, function), compute=pool, num_cpus=_cpus_each(ray, cores))
         answers = sorted(dataset.take_all(), key=lambda row: row["at"])
     finally:
         context.enable_progress_bars, context.op_resource_reservation_enabled = before
@@ -105,6 +104,11 @@ def _cores(ray: Any) -> int:
     return max(1, int(min(ray.cluster_resources().get("CPU", 1), (os.cpu_count() or 1) * nodes)))
 
 
+def _cpus_each(ray: Any, cores: int) -> int:
+    """Declared CPUs that one of `cores` tasks asks for, so that no more of them fit at once."""
+    return max(1, int(ray.cluster_resources().get("CPU", cores) // cores))
+
+
 def warm_up() -> None:
     """Let the workers import what the tasks need while the driver looks at files. Ray must be initialised.
 
@@ -113,8 +117,7 @@ def warm_up() -> None:
     import ray
 
     cores = _cores(ray)
-    cpus = max(1, int(ray.cluster_resources().get("CPU", cores) // cores))
-    ready = ray.remote(num_cpus=cpus)(_ready)
+    ready = ray.remote(num_cpus=_cpus_each(ray, cores))(_ready)
     for _ in range(cores):
         ready.remote()
 

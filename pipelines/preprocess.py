@@ -81,19 +81,19 @@ def preprocess(
     Raises SpecError (spec and files disagree) and DataError (unusable files, no split, too much in quarantine).
     """
     base = base or Base()
-    small = base.parent is not None and sum(f.size for f in new_files(spec, data_dir, base)) <= SMALL_WINDOW
+    files = resolve_files(spec, data_dir)
+    small = base.parent is not None and _new_bytes(files, base) <= SMALL_WINDOW
     if not small:
         if start_ray is not None:
             start_ray()
         warm_up()
-    return build_store(config, spec, (data_dir, out), progress, in_threads if small else on_ray_data, base)
+    return _build_checked(config, spec, (data_dir, files), out, (progress, in_threads if small else on_ray_data), base)
 
 
-def new_files(spec: DatasetSpec, data_dir: str | Path, base: Base) -> list[RawFile]:
-    """Raw files that the parent store does not hold."""
+def _new_bytes(files: Files, base: Base) -> int:
+    """Size of the raw files that the parent store does not hold."""
     known = store_write.read_manifest(base.parent)["inputs"] if base.parent else {}
-    files = resolve_files(spec, data_dir)
-    return [f for t, found in _without(files, known, base.hashes).items() for f in found]
+    return sum(f.size for found in _without(files, known, base.hashes).values() for f in found)
 
 
 def build_store(
@@ -105,20 +105,33 @@ def build_store(
     base: Base | None = None,
 ) -> dict[str, Any]:
     """`preprocess` with another way to run tasks; `paths` is (data_dir, out)."""
-    base = base or Base()
-    data_dir, out = paths[0], paths[1].resolve()
-    files = resolve_files(spec, data_dir)
+    data_dir, out = paths
+    return _build_checked(
+        config, spec, (data_dir, resolve_files(spec, data_dir)), out, (progress, distribute), base or Base()
+    )
+
+
+def _build_checked(
+    config: RunConfig,
+    spec: DatasetSpec,
+    data: tuple[str | Path, Files],
+    out: Path,
+    run: tuple[Progress, Distribute],
+    base: Base,
+) -> dict[str, Any]:
+    """Check the files as a whole, then build; anew where the window cannot be added."""
+    (data_dir, files), out = data, out.resolve()
     check_spec(spec, files)
     check_partitions(spec, files, config.data.allow_missing_days)
     hashes = base.hashes or {t: {f.relative: sha256(f) for f in found} for t, found in files.items()}
     check_sums(DataFolder(data_dir), {path: sha for found in hashes.values() for path, sha in found.items()})
     try:
-        return _build(config, spec, (files, hashes), out, (progress, distribute), base)
+        return _build(config, spec, (files, hashes), out, run, base)
     except RebuildNeeded as reason:
-        progress(f"building anew: {reason}")
+        run[0](f"building anew: {reason}")
         shutil.rmtree(out)
         shutil.rmtree(base.work or out / WORK, ignore_errors=True)
-        return _build(config, spec, (files, hashes), out, (progress, distribute), replace(base, parent=None))
+        return _build(config, spec, (files, hashes), out, run, replace(base, parent=None))
 
 
 def _build(

@@ -6,8 +6,10 @@ import json
 
 import pyarrow as pa
 
+from gem.data.build.entities import _described_by_key
 from gem.data.ingest.canonical import flag_names, read_events, read_impressions
 from gem.data.ingest.canonical_events import item_features
+from gem.data.spec import EntitySpec, FeatureSpec
 from tests.unit.data.small_log import NOON, log_table, make_spec, reasons, write
 
 ADS = {
@@ -106,3 +108,13 @@ def test_a_flag_over_a_rating_means_what_the_label_means(tmp_path):
 def test_users_without_a_table(tmp_path):
     spec = make_spec(users={}, ads={})
     assert read_impressions(spec, write(tmp_path, log_table(u=[1, 2]))).rows["user"].to_pylist() == [1, 2]
+
+
+def test_an_ad_of_its_own_may_begin_like_an_item() -> None:
+    """Its key is no description: only what `item_features` reads is one."""
+    assert item_features("~promo") is None and item_features("~{promo") is None
+    entity = EntitySpec(features=[FeatureSpec(name="brand", kind="categorical")])
+    keys = pa.array(["~promo", '~{"brand":"b1"}', "plain", "~{promo"], pa.string())
+    (table,) = _described_by_key(entity, keys, False)
+    assert table.to_pylist() == [{"key": '~{"brand":"b1"}', "brand": "b1"}]
+    assert _described_by_key(entity, keys.filter(pa.array([True, False, True, True])), False) == []

@@ -26,7 +26,17 @@ from gem.data.build.outcomes import outran
 from gem.data.build.pieces import Places, load_pieces, write_piece
 from gem.data.build.shard_plan import ShardPlan
 from gem.data.build.suspects import conflicting_rows, early_outcomes, hot_users
-from gem.data.build.timelines import I64, Bools, Ints, in_order_of, order_and_ties, rank_in_run, repeated, runs
+from gem.data.build.timelines import (
+    I64,
+    Bools,
+    Ints,
+    codes_of,
+    in_order_of,
+    order_and_ties,
+    rank_in_run,
+    repeated,
+    runs,
+)
 from gem.data.days import HOUR_MS, day_numbers
 from gem.data.hashing import stable_hash64
 from gem.data.ingest.spec_check import kind_names
@@ -161,11 +171,6 @@ def _new_keys(known: pa.Array, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
     return distinct.take(pc.sort_indices(distinct))
 
 
-def _codes(table: pa.Table, keys: pa.Array) -> npt.NDArray[np.int32]:
-    out: npt.NDArray[np.int32] = pc.index_in(table["user"], value_set=keys).to_numpy().astype(np.int32, copy=False)
-    return out
-
-
 def _np(table: pa.Table, column: str) -> npt.NDArray[Any]:
     out: npt.NDArray[Any] = table[column].to_numpy()
     return out
@@ -179,7 +184,7 @@ def _impressions(
     Of rows with one duplicate key one stays, wherever it stood: a positive first label wins, then the next label.
     """
     keys, shard = about
-    code, day, time_ms = _codes(rows, keys), _np(rows, "day"), _np(rows, "time_ms")
+    code, day, time_ms = codes_of(rows["user"], keys), _np(rows, "day"), _np(rows, "time_ms")
     dup, own = _np(rows, "dup"), _np(rows, "impression_id")
     some = np.flatnonzero(repeated((code, dup)))
     ad = stable_hash64(rows["ad"].take(pa.array(some))).view(np.int64)
@@ -208,7 +213,12 @@ def _events(
     ordered by content, so that files may come in any order.
     """
     keys, shard, known_ms, shown = about
-    code, kind, dup, time_ms = _codes(events, keys), _np(events, "kind"), _np(events, "dup"), _np(events, "time_ms")
+    code, kind, dup, time_ms = (
+        codes_of(events["user"], keys),
+        _np(events, "kind"),
+        _np(events, "dup"),
+        _np(events, "time_ms"),
+    )
     days = day_numbers(known_ms, spec.impressions.zone)
     part = store_write.partition_numbers(days, plan.first_day)
     order, tied = order_and_ties((part, code), known_ms)

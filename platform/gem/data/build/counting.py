@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gem.data.build.shard_plan import ShardPlan
-from gem.data.build.timelines import numpy_of
+from gem.data.build.timelines import codes_of, numpy_of, runs
 from gem.data.encoding import transform
 from gem.data.fitting import Moments
 from gem.data.spec import DatasetSpec
@@ -51,12 +51,12 @@ def count_window(
     values, entities = [VALUES.empty_table()], [ENTITIES.empty_table()]
     events, chosen = lines
     days, rows = _training_or_day(chosen, plan)
-    entities += _by_day(_codes(events["ad"], ads)[rows], days, AD_EVENT)
+    entities += _by_day(codes_of(events["ad"], ads)[rows], days, AD_EVENT)
     if shown is None:
         return Counted(pa.concat_tables(values), pa.concat_tables(entities), {})
     table, chosen = shown
     days, rows = _training_or_day(chosen, plan)
-    entities += _by_day(_codes(table["ad"], ads)[rows], days, AD_SHOWN)
+    entities += _by_day(codes_of(table["ad"], ads)[rows], days, AD_SHOWN)
     entities += _by_day(chosen.code[~chosen.repeat], days, USER)
     values += _counted(table["surface"], rows, days, "surface")
     for f in spec.context.features:
@@ -112,16 +112,10 @@ def merged_moments(records: Sequence[Mapping[str, Any]]) -> dict[str, Moments]:
     return out
 
 
-def _codes(column: pa.ChunkedArray, keys: pa.Array) -> npt.NDArray[np.int32]:
-    out: npt.NDArray[np.int32] = pc.index_in(column, value_set=keys).to_numpy().astype(np.int32, copy=False)
-    return out
-
-
 def _runs(days: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
     """(day, start, end) of runs of equal days."""
-    starts = np.flatnonzero(np.diff(days, prepend=days[:1] - 1)) if len(days) else np.zeros(0, np.int64)
-    ends = [*starts[1:].tolist(), len(days)][: len(starts)]
-    return [(int(days[s]), s, e) for s, e in zip(starts.tolist(), ends, strict=True)]
+    starts, lengths = runs(days)
+    return [(int(days[s]), s, s + n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
 
 
 def _by_day(codes: npt.NDArray[np.int32], days: npt.NDArray[np.int32], group: int) -> list[pa.Table]:

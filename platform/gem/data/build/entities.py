@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,13 +32,13 @@ from gem.data.build.timelines import Bools
 from gem.data.encoding import ID_FIELD, Encoder
 from gem.data.fitting import EntityCounts, TrainCounts, fit_encoder, grow_encoder
 from gem.data.ingest.canonical import SINCE, log_time
+from gem.data.ingest.canonical_events import ITEM_MARK, item_features
 from gem.data.keys import KeyIndex
 from gem.data.schema import OOV
 from gem.data.spec import DatasetSpec, EntitySpec
 from gem.data.vocabulary import COUNTS
 
 Side = Literal["user", "ad"]
-ITEM = "~"  # first character of the key of an entity that is described by its own key
 
 
 @dataclass(frozen=True)
@@ -231,10 +230,11 @@ def _described_by_key(entity: EntitySpec, keys: pa.Array, is_log: bool) -> list[
     """Features of items: events without an ad carry them as JSON in their key."""
     if not pa.types.is_string(keys.type):
         return []
-    items = keys.filter(pc.starts_with(keys, ITEM))
-    if not len(items):
+    marked = keys.filter(pc.starts_with(keys, ITEM_MARK))
+    described = {key: item for key in marked.to_pylist() if (item := item_features(key)) is not None}
+    if not described:
         return []
-    values = [json.loads(k[len(ITEM) :]) for k in items.to_pylist()]
+    items, values = pa.array(list(described), pa.string()), list(described.values())
     columns: dict[str, Any] = {"key": items} | ({SINCE: np.zeros(len(items), np.int64)} if is_log else {})
     for feature in entity.features:
         if feature.kind not in ("categorical", "multi"):

@@ -26,7 +26,7 @@ from gem.data.build.outcomes import Outcomes, relabelled
 from gem.data.build.pieces import Places, has_piece, load_pieces, read_piece, shard_name
 from gem.data.build.shard_plan import ShardPlan
 from gem.data.build.store_write import Entry
-from gem.data.build.timelines import Packing, grouped_order, rank_in_run
+from gem.data.build.timelines import Packing, grouped_order, rank_in_run, runs
 from gem.data.days import day_numbers
 from gem.data.spec import DatasetSpec
 
@@ -231,9 +231,8 @@ class _Slices:
         self.row, self.code = chosen["row"].to_numpy(), chosen["code"].to_numpy()
         self.known_ms = chosen["known_ms"].to_numpy() if "known_ms" in chosen.column_names else None
         part = chosen["part"].to_numpy()
-        starts = np.flatnonzero(np.diff(part, prepend=part[0] - 1)) if len(part) else np.zeros(0, np.int64)
-        ends = [*starts[1:].tolist(), len(part)]
-        self.bounds = {int(part[s]): (int(s), e) for s, e in zip(starts.tolist(), ends[: len(starts)], strict=True)}
+        starts, lengths = runs(part)
+        self.bounds = {int(part[s]): (s, s + n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True)}
 
     def table(self, number: int, user: I32) -> pa.Table:
         """Rows of one partition; `user` maps codes to entity indices."""
@@ -257,9 +256,9 @@ class _Asked:
         part = store_write.partition_numbers(day_numbers(time_ms, spec.impressions.zone), plan.first_day)
         self.order = np.argsort(part, kind="stable")
         self.time_ms, self.place = time_ms[self.order], np.searchsorted(user, users)[self.order]
-        numbers, starts = np.unique(part[self.order], return_index=True)
-        ends = [*starts[1:].tolist(), len(part)][: len(starts)]
-        self.bounds = dict(zip(numbers.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
+        part = part[self.order]
+        starts, lengths = runs(part)
+        self.bounds = {int(part[s]): (s, s + n) for s, n in zip(starts.tolist(), lengths.tolist(), strict=True)}
         self.cut = np.full(len(part), -1, np.int32)
 
     def count(self, number: int, base: I64, place: I64, known_ms: I64) -> None:

@@ -14,7 +14,7 @@ from gem.data.build.labels import shown_at
 from gem.data.build.pieces import load_pieces
 from gem.data.build.quarantine import conflict_record
 from gem.data.build.shard_plan import ShardPlan
-from gem.data.build.timelines import rank_in_run
+from gem.data.build.timelines import codes_of, rank_in_run
 from gem.data.days import HOUR_MS
 from gem.data.ingest.spec_check import kind_names
 from gem.data.spec import DatasetSpec
@@ -66,7 +66,7 @@ def hot_users(events: pa.Table, chosen: Chosen, keys: pa.Array) -> list[dict[str
     if not len(chosen.row):
         return []
     counts = np.bincount(chosen.code[~chosen.repeat], minlength=len(keys))
-    lost = pc.index_in(events["user"].take(pa.array(chosen.dropped)), value_set=keys).to_numpy()
+    lost = codes_of(events["user"].take(pa.array(chosen.dropped)), keys)
     capped = np.bincount(lost, minlength=len(keys)) if len(lost) else np.zeros(len(keys), np.int64)
     top = np.argsort(-(counts + capped), kind="stable")[:TOP]
     mask = np.zeros(len(keys), np.bool_)

@@ -196,6 +196,12 @@ def numpy_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.generic]:
     return out
 
 
+def codes_of(column: pa.Array | pa.ChunkedArray, keys: pa.Array) -> npt.NDArray[np.int32]:
+    """Position of every value among `keys`, which hold all of them, [N]."""
+    out: npt.NDArray[np.int32] = pc.index_in(column, value_set=keys).to_numpy(zero_copy_only=False)
+    return out.astype(np.int32, copy=False)
+
+
 def is_in(column: pa.Array | pa.ChunkedArray, values: pa.Array) -> Bools:
     """Mask [N] of the values that are among `values`."""
     out: Bools = numpy_of(pc.is_in(column, value_set=values)).astype(np.bool_)
