@@ -57,7 +57,7 @@ format: setup  ## Format the code and fix what can be fixed
 	@$(PY) -m ruff format $(CODE)
 
 bench: setup  ## Run one benchmark and write its JSON (NAME=loop, DATA_DIR= a folder that holds kuairand/)
-	@test -n "$(NAME)" || { echo 'make bench NAME=x with x one of: $(filter-out harness data_%,$(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py))))'; exit 2; }
+	@test -n "$(NAME)" || { echo 'make bench NAME=x with x one of: $(filter-out harness data_% quality_% throughput_%,$(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py))))'; exit 2; }
 	@$(PY) -m tests.benchmarks.$(NAME) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 
 lineage: setup  ## Print where a served model comes from (NAME=generated-gem)

@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from pipelines.check.command import check
 
             return check(_config(args), Path(args.runs), Path(args.out) if args.out else None)
+        if args.command == "cost":
+            return _cost(args)
         if args.command == "forget":
             return _forget(args.users, args.dataset, Path(args.runs))
         from pipelines.run import run
@@ -60,6 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a config field")
     check.add_argument("--out", help="folder of the page and findings.json (default: <runs>/<data set>/check)")
     check.set_defaults(recipe="default")
+    cost = commands.add_parser("cost", parents=[common], help="what the models of a recipe cost, before any training")
+    cost.add_argument("recipe", metavar="RECIPE", help=f"one of {sorted(RECIPES)}")
+    data = cost.add_mutually_exclusive_group()
+    data.add_argument("--dataset", help="name of a data set whose newest store below --runs is read")
+    data.add_argument("--store", help="folder of a feature store")
+    cost.add_argument("--world", type=int, help="number of ranks (default: num_workers of the recipe)")
+    cost.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a config field")
+    cost.add_argument("--json", action="store_true", help="print the figures as JSON")
     forget = commands.add_parser("forget", parents=[common], help="delete users from all stores of a data set")
     forget.add_argument("users", nargs="+", metavar="USER", help="user ids as they stand in the raw data")
     forget.add_argument("--dataset", required=True, help="name of the data set")
@@ -72,6 +82,15 @@ def _config(args: argparse.Namespace) -> RunConfig:
     overrides = [f"data.dataset={args.dataset}"] if args.dataset else []
     overrides += [f"data.data_dir={args.data_dir}"] if args.data_dir else []
     return apply_overrides(recipe(args.recipe), [*overrides, *args.set])
+
+
+def _cost(args: argparse.Namespace) -> int:
+    from pipelines.cost import Request, as_json, figures, render
+
+    config = apply_overrides(recipe(args.recipe), args.set)
+    found = figures(Request(config, args.dataset or "", args.store or "", args.world, Path(args.runs)))
+    print(as_json(found) if args.json else render(found))
+    return 0
 
 
 def _forget(users: Sequence[str], dataset: str, runs: Path) -> int:

@@ -90,7 +90,8 @@ def evaluate_bundle(store_path: str, bundle_path: str, bundle_hash: str, days: t
     bundle.load_into(model)
     imp = store.impressions(days)
     at = np.flatnonzero(rows_of_group(store, imp, info.group))
-    scores = predict(model, StoreReader(store, store.timelines(), imp, config.max_history), at)
+    reader = StoreReader(store, store.timelines(), imp, config.max_history, align=config.align)
+    scores = predict(model, reader, at)
     p = calibrated_probabilities(
         store.schema, scores.logits, imp.surface[at].astype(np.int64), calibration_from_dict(info.calibration)
     )

@@ -102,7 +102,11 @@ class Teacher:
         self.model = Ranker(self.store.schema, config)
         loaded.load_into(self.model)
         self.reader = StoreReader(
-            self.store, self.store.timelines(), self.store.impressions(self.store.days), config.max_history
+            self.store,
+            self.store.timelines(),
+            self.store.impressions(self.store.days),
+            config.max_history,
+            align=config.align,
         )
 
     def score(self, part: int, of: int) -> int:

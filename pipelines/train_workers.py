@@ -99,7 +99,7 @@ def run_tasks(group: WorkerGroup) -> None:
         in_group = rows_of_group(store, impressions, task.group)
         is_train = impressions.day < len(split.train_days)
         rows, validation = np.flatnonzero(in_group & is_train), np.flatnonzero(in_group & ~is_train)
-        reader = StoreReader(store, timelines, impressions, task.model.max_history, knowledge)
+        reader = StoreReader(store, timelines, impressions, task.model.max_history, knowledge, task.model.align)
         folder = Path(group.checkpoints) / task.name
         start = _weights(group, task.start_from)
         job = Job(task.name, task.model, task.train, rows, task.transfer, checkpoint_dir=folder, start_from=start)

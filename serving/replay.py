@@ -35,7 +35,8 @@ def offline_scores(records: Sequence[Record], bundle: Bundle, store: FeatureStor
         return []
     predictor = Predictor(bundle)
     rows = _rows(records, np.array(sizes), store)
-    batch = collate(store.users, store.ads, store.timelines(), rows, predictor.config.max_history)
+    config = predictor.config
+    batch = collate(store.users, store.ads, store.timelines(), rows, config.max_history, config.align)
     scores = np.empty((int(np.sum(sizes)), len(bundle.info.schema.tasks)))
     scores[batch.impression_id.numpy()] = predictor.predict(batch)
     return np.split(scores, np.cumsum(sizes)[:-1])
@@ -60,10 +61,11 @@ def _rows(records: Sequence[Record], sizes: NDArray[np.int64], store: FeatureSto
     event_user = np.repeat(np.arange(len(store.users)), timelines.lengths())
     ads = _indices(store.ads, [ad for r in records for ad, _ in r["candidates"]]).astype(np.int64)
     unknown = np.zeros((ads.size, len(store.schema.tasks)), dtype=np.float32)
+    surfaces = store.encoder.surface_codes(surface).astype(np.int64)
     return ImpressionRows(
         user=user, ad=ads, time_ms=time_ms,
         cut=cuts(event_user, timelines.known_ms, user, time_ms).astype(np.int64),
-        surface=store.encoder.surface_codes(surface).astype(np.int64),
+        surface=surfaces, past=store.past.at(ads, surfaces, time_ms),
         context=store.encoder.encode_context(context, time_ms, surface),
         labels=unknown, mask=unknown, impression_id=np.arange(ads.size, dtype=np.int64),
     )  # fmt: skip

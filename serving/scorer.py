@@ -81,14 +81,18 @@ class Scorer:
         one = encoder.encode_context({k: [v] for k, v in context.items()}, times[:1], [surface])
         ads = np.array([known.index_of(a) for a in entity_keys(known, ad_ids)], dtype=np.int64)
         outcome = np.zeros((num, len(self.tasks)), dtype=np.float32)
+        surfaces = np.full(num, encoder.surface_code(surface), dtype=np.int64)
         rows = ImpressionRows(
             user=np.full(num, user, dtype=np.int64), ad=ads, time_ms=times,
             cut=np.full(num, history.cut, dtype=np.int64),
-            surface=np.full(num, encoder.surface_code(surface), dtype=np.int64),
+            surface=surfaces, past=self._store.past.at(ads, surfaces, times),
             context=take_rows(one, torch.zeros(num, dtype=torch.int64)), labels=outcome, mask=outcome,
             impression_id=np.arange(num, dtype=np.int64),
         )  # fmt: skip
-        batch = collate(self._store.users, self._store.ads, history.timelines, rows, self._predictor.config.max_history)
+        config = self._predictor.config
+        batch = collate(
+            self._store.users, self._store.ads, history.timelines, rows, config.max_history, config.align
+        )
         check_batch(batch, self._rows_of)
         p = self._predictor.predict(batch)
         return Scores(p, ads != UNKNOWN_ENTITY, user != UNKNOWN_ENTITY, history.cut)

@@ -75,7 +75,7 @@ def train_variant(job: TrialJob, setting: Mapping[str, Any], report: Report) -> 
     is_train = impressions.day < len(split.train_days)
     rows, validation = select_rows(impressions.user, is_train, job.users, job.seed)
     model, training = light_model(config, setting), config.train
-    reader = StoreReader(store, store.timelines(), impressions, model.max_history)
+    reader = StoreReader(store, store.timelines(), impressions, model.max_history, align=model.align)
     judge = Judge(reader, model, validation)
     # A store in memory instead of an address: nothing outside this process takes part, no port is needed.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -105,7 +105,9 @@ def light_training(train: TrainConfig, steps: int) -> TrainConfig:
 def plan_steps(reader: StoreReader, train: TrainConfig, rows: NDArray[np.int64]) -> int:
     """How many steps training on `rows` takes."""
     from gem.training.plan import plan_epoch
+    from gem.training.sampling import sample_rows
 
+    rows = sample_rows(reader.impressions, rows, train).rows
     user, day = reader.impressions.user[rows].astype("int64"), reader.impressions.day[rows].astype("int64")
     common = {"batch_size": train.batch_impressions, "window_days": train.window_days, "seed": train.seed}
     return sum(len(plan_epoch(user, day, epoch=epoch, **common)) for epoch in range(train.epochs))
@@ -161,7 +163,7 @@ class Judge:
         import torch
 
         from gem.metrics import normalized_entropy
-        from gem.model.gem import log_probabilities
+        from gem.model.heads import log_probabilities
         from gem.training.predict import predict
 
         self.ranker.load_state_dict(weights)

@@ -47,18 +47,35 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One size dial for foundation model and students alike."""
+    """One size dial for foundation model, students and baselines alike."""
 
+    arch: str = "gem"  # gem, or a baseline in the same trunk: lr, dlrm, dcnv2, din, wukong
     dim: int = 32  # D, width of a token and of an embedding row
     num_layers: int = 2  # InterFormer layers
     num_heads: int = 4
     max_history: int = 128  # newest events of a timeline that are read
+    window: int = 128  # newest events read one by one; older ones through summaries, if num_levels > 1
+    block: int = 16  # tokens of a level that one token of the next level summarises; also the attention block
+    num_levels: int = 1  # of the pyramid; a token of level k stands for block ** k events
+    event_attention: bool = False  # events of a block attend to the earlier ones of it
+    num_pma: int = 1  # learned queries per layer
+    num_recent: int = 1  # newest events that become tokens as they are
+    interleaving: str = "both"  # pooled, separate, one_way or both
+    cross_layer: bool = True  # every layer may attend to the outputs of all earlier ones
+    surface_adapters: bool = True
+    counts: bool = True  # hard-search counts of the user's own events as tokens
+    past: bool = True  # what all users did with the ad, as tokens
     num_fmb: int = 8  # Wukong rows from the factorization machine block
     num_lcb: int = 8  # Wukong rows from the linear compression block
     rank: int = 8  # k of the optimised factorization machine
     mlp_hidden: int = 128
     representation_dim: int = 32  # R, what a knowledge record stores
     dropout: float = 0.0
+
+    @property
+    def align(self) -> int:
+        """Timelines must reach a model cut at multiples of this many events, or blocks would depend on the batch."""
+        return int(self.block ** max(self.num_levels - 1, int(self.event_attention)))
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,14 @@ class TrainConfig:
     num_workers: int = 2
     checkpoint_every_steps: int = 200
     seed: int = 1
+    negative_keep: float = 1.0  # share of the rows without any positive label that are trained; the rest weigh more
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.negative_keep <= 1.0:
+            raise ConfigError(
+                f"negative_keep: got {self.negative_keep}; allowed: above 0, at most 1 (1 trains every row); "
+                "set train.negative_keep (or student_train, finetune)"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
 from collections.abc import Sequence
@@ -20,12 +21,16 @@ from typing import Any
 from pipelines.provenance import git_commit
 
 OUT = Path(__file__).parent / "out"
+SENSES = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 DEFAULT_DATA = Path("..") / "shared" / "data"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One headline number. goal is the bound that `sense` ("<=" or ">=") compares with."""
+    """One headline number. goal is the bound that `sense` (one of SENSES) compares with.
+
+    by: what is compared: "value", or "low" or "high", the interval's end.
+    """
 
     id: str
     value: float | None
@@ -35,13 +40,13 @@ class Claim:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    by: str = "value"
 
     @property
     def met(self) -> bool:
-        """False also when there is no value."""
-        if self.value is None:
-            return False
-        return self.value >= self.goal if self.sense == ">=" else self.value <= self.goal
+        """False also when there is no value, or no interval where its end is compared."""
+        number = {"value": self.value, "low": self.low, "high": self.high}[self.by]
+        return number is not None and SENSES[self.sense](number, self.goal)
 
 
 @dataclass
@@ -66,8 +71,9 @@ class Report:
         for c in self.claims:
             value = "not measured" if c.value is None else f"{c.value:.4g} {c.unit}".strip()
             between = f" [{c.low:.4g}, {c.high:.4g}]" if c.low is not None and c.high is not None else ""
+            end = "" if c.by == "value" else f"{c.by} "
             mark = "met   " if c.met else "MISSED"
-            print(f"  {mark} {c.id:<28} {value}{between}  (goal {c.sense} {c.goal:g})  {c.note}".rstrip())
+            print(f"  {mark} {c.id:<32} {value}{between}  (goal {end}{c.sense} {c.goal:g})  {c.note}".rstrip())
         print(f"\n  {path}")
         return path
 

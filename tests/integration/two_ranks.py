@@ -161,6 +161,26 @@ def faults(rank: int, world: int, kind: str) -> dict[str, bool]:
         "unchanged": before.keys() == after.keys() and all(torch.equal(v, after[k]) for k, v in before.items()),
         "next trained": not last.skipped and any(not torch.equal(v, final[k]) for k, v in before.items()),
         "finite": all(bool(torch.isfinite(v).all()) for v in final.values()),
+    } | (gives_up(learner, bad, final) if kind == "nan" else {})
+
+
+def gives_up(learner: Any, bad: Any, before: dict[str, Any]) -> dict[str, bool]:
+    """Bad batches on the last rank only, until every rank stops at the same step, as it was before them."""
+    import torch
+
+    from gem.errors import TrainingError
+
+    skipped = [learner.step(bad, 32).skipped for _ in range(learner.MAX_SKIPPED)]
+    try:
+        learner.step(bad, 32)
+        said = ""
+    except TrainingError as error:
+        said = str(error)
+    after = _state(learner)
+    return {
+        "all skipped": all(skipped),
+        "gave up by name": said.startswith("11 steps in a row had a non-finite loss or gradient"),
+        "unchanged at the end": all(torch.equal(v, after[k]) for k, v in before.items()),
     }
 
 

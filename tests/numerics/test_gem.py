@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gem.data.batch import check_batch
-from gem.model.gem import Output, build_model, log_probabilities, probabilities
+from gem.model.gem import build_model
+from gem.model.heads import Output, log_probabilities, probabilities
 from gem.training.objective import log_complements, task_losses
 from tests.unit.model.synthetic import MODEL, World, changed_after, loud_ranker, make_schema, make_world
 

@@ -1,19 +1,17 @@
-"""Reading the timeline against loops in float64: attention over [cut - max_history, cut), and counts."""
+"""Reading the timeline against loops in float64: attention over [cut - max_history, cut)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from gem.data.batch import Batch
-from gem.data.schema import NUM_RESERVED
 from gem.model.packing import GAP_BUCKETS, pack
-from gem.model.sequence import EventEncoder, MatchCounts, TimelineReader, flag_bits
-from tests.unit.model.synthetic import MODEL, make_schema, make_world
+from gem.model.sequence import EventEncoder, TimelineReader, flag_bits
+from tests.unit.model.synthetic import MODEL, make_world
 
 HEADS, DIM, QUERIES = 2, 8, 3
 WORLDS = {
@@ -100,65 +98,15 @@ def test_every_parameter_gets_a_gradient_even_without_events(name: str) -> None:
     """DDP waits for all of them: a parameter outside the graph stops training at the next step."""
     batch = batch_of(name)
     schema = WORLDS[name].schema
-    reader, encoder, counts = TimelineReader(DIM, HEADS), EventEncoder(schema, DIM), MatchCounts(schema, DIM, 2)
+    reader, encoder = TimelineReader(DIM, HEADS), EventEncoder(schema, DIM)
     packing = pack(batch, 5)
     events = encoder(batch, torch.randn(len(batch.ads), DIM))
     read = reader(torch.randn(len(batch), QUERIES, DIM), events, packing)
-    (read.sum() + counts(batch, packing).sum()).backward()
-    for module in (reader, encoder, counts):
+    read.sum().backward()
+    for module in (reader, encoder):
         for parameter, value in module.named_parameters():
             assert value.grad is not None, parameter
             assert torch.isfinite(value.grad).all(), parameter
-
-
-def naive_counts(counts: MatchCounts, batch: Batch, n: int, max_history: int) -> np.ndarray:
-    """[matches, windows, 2 * signals]: log1p and smoothed shares of what impression n may see."""
-    t, ads = batch.timeline, batch.ads
-    raw = np.zeros((3 + len(counts.fields), len(counts.GAPS) + 1, counts.num_kinds + counts.num_flags))
-    shown = int(batch.ad_of[n])
-
-    def matches(e: int) -> list[bool]:
-        other = int(t.ad[e])
-        same = [True, int(t.surface[e]) == int(batch.surface[n]), other == shown]
-        for field in counts.fields:
-            own = int(ads.ids[field][shown])
-            same.append(own >= NUM_RESERVED and own == int(ads.ids[field][other]))
-        return same
-
-    for m in range(raw.shape[0]):
-        hits = [e for e in visible_events(batch, n, max_history) if matches(e)[m]]
-        for e in hits:
-            bucket = gap_bucket(int(batch.time_ms[n]) - int(t.time_ms[e]))
-            for w, inside in enumerate([*(bucket < limit for limit in counts.GAPS), e == hits[-1]]):
-                raw[m, w, int(t.kind[e]) - 1] += inside
-                for b in range(counts.num_flags):
-                    raw[m, w, counts.num_kinds + b] += inside and bool(int(t.flags[e]) & (1 << b))
-    total = raw[..., : counts.num_kinds].sum(2, keepdims=True)
-    return np.concatenate([np.log1p(raw), raw / (total + 4)], axis=2)
-
-
-@pytest.mark.parametrize("max_history", [1, 5, 20])
-@pytest.mark.parametrize("name", WORLDS)
-def test_counts_are_the_counted_events(name: str, max_history: int) -> None:
-    batch = batch_of(name)
-    counts = MatchCounts(WORLDS[name].schema, DIM, 2)
-    assert set(counts.fields) == {"type", "brand", "origin"}
-    got = counts.counts(batch, pack(batch, max_history))
-    expected = np.array([naive_counts(counts, batch, n, max_history).reshape(-1) for n in range(len(batch))])
-    np.testing.assert_allclose(got.numpy(), expected, atol=1e-6)
-    assert got.numpy().any() == any(len(visible_events(batch, n, max_history)) for n in range(len(batch)))
-
-
-def test_counts_without_single_valued_fields_or_flags() -> None:
-    schema = make_schema()
-    bare = replace(schema, ad=replace(schema.ad, fields=schema.ad.fields[:1]), flags=())
-    batch = batch_of("mixed")
-    counts = MatchCounts(bare, DIM, 2)
-    got = counts.counts(batch, pack(batch, 5))
-    expected = np.array([naive_counts(counts, batch, n, 5).reshape(-1) for n in range(len(batch))])
-    np.testing.assert_allclose(got.numpy(), expected, atol=1e-6)
-    assert counts(batch, pack(batch, 5)).shape == (len(batch), 2, DIM)
-    assert EventEncoder(bare, DIM)(batch, torch.randn(len(batch.ads), DIM)).shape == (batch.timeline.ad.numel(), DIM)
 
 
 def test_flag_bits() -> None:

@@ -6,7 +6,8 @@ N impressions, K tasks:
     users.ids[field]  [U]            ads.ids[field]  [A]         context.ids[field]  [N]
     timeline.*        [T], split by timeline.offsets [U + 1]
     user_of, ad_of    [N] -> rows of users / ads;  cut [N] events of the user known before the impression
-    labels, mask      [N, K]; mask 0 where the outcome is not (yet) known
+    past              [N, M, S] what all users did with the ad before the day (`gem.data.past`)
+    labels, mask      [N, K]; mask 0 where the outcome is not (yet) known, else the row's weight in the loss (mostly 1)
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class TimelineRows:
     """Events of U users, oldest first within a user. `ad` indexes the batch's ads; times are ms UTC."""
 
     offsets: Tensor  # [U + 1] int64
+    first: Tensor  # [U] int64, how many older events of the user are not carried
     ad: Tensor  # [T] int64
     kind: Tensor  # [T] int64, 1.. (0 is padding)
     flags: Tensor  # [T] int64 bit mask
@@ -67,6 +69,7 @@ class Batch:
     labels: Tensor  # [N, K] float32
     mask: Tensor  # [N, K] float32
     impression_id: Tensor  # [N] int64
+    past: Tensor  # [N, M, S] float32 counts
     soft: dict[str, Tensor] = field(default_factory=dict)  # teacher knowledge, [N, ...]
 
     def __len__(self) -> int:
@@ -121,6 +124,8 @@ def _check_timeline(timeline: TimelineRows, num_users: int, num_ads: int) -> Non
     num_events = timeline.ad.numel()
     check_offsets("timeline", timeline.offsets, num_events, num_users)
     check_ids("timeline.ad", timeline.ad, num_ads)
+    if timeline.first.numel() != num_users or bool((timeline.first < 0).any()):
+        raise JaggedError(f"timeline.first: got {_head(timeline.first)}; allowed: one count >= 0 for each user")
     for name in ("kind", "flags", "surface", "dwell", "time_ms"):
         got = getattr(timeline, name).numel()
         if got != num_events:
@@ -128,7 +133,7 @@ def _check_timeline(timeline: TimelineRows, num_users: int, num_ads: int) -> Non
 
 
 def _check_impressions(batch: Batch) -> None:
-    for name in ("ad_of", "cut", "time_ms", "surface", "labels", "mask", "impression_id", "context"):
+    for name in ("ad_of", "cut", "time_ms", "surface", "labels", "mask", "impression_id", "context", "past"):
         got = len(getattr(batch, name))
         if got != len(batch):
             raise JaggedError(f"{name}: {got} rows for {len(batch)} impressions; give one per impression")

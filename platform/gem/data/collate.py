@@ -52,21 +52,28 @@ class ImpressionRows:
     labels: NDArray[np.float32]  # [N, K]
     mask: NDArray[np.float32]  # [N, K]
     impression_id: IntArray
+    past: NDArray[np.float32]  # [N, M, S], see `gem.data.past`
 
 
 def collate(
-    users: EntitySource, ads: EntitySource, timelines: TimelineSource, rows: ImpressionRows, max_history: int
+    users: EntitySource,
+    ads: EntitySource,
+    timelines: TimelineSource,
+    rows: ImpressionRows,
+    max_history: int,
+    align: int = 1,
 ) -> Batch:
     """Build the batch of these impressions, reordered so that a user's impressions are neighbours.
 
-    Of each user only events in [smallest cut - max_history, largest cut) are carried. Event and
-    candidate ads are gathered into one table of distinct ads. Raises JaggedError for a cut beyond the timeline.
+    Of each user only events in [smallest cut - max_history, largest cut) are carried, the first moved back to a
+    multiple of `align` (see `ModelConfig.align`). Event and candidate ads are gathered into one table of distinct
+    ads. Raises JaggedError for a cut beyond the timeline.
     """
     rows = _by_user(rows)
     cut = rows.cut.astype(np.int64)
     starts = _starts(rows.user)
     user_idx, counts = rows.user[starts], np.diff(starts, append=cut.size)
-    low, high = _event_ranges(cut, starts, max_history)
+    low, high = _event_ranges(cut, starts, max_history, align)
     base = timelines.offsets[user_idx]
     _check_ranges(user_idx, high, timelines.offsets[user_idx + 1] - base)
     lengths = high - low
@@ -83,6 +90,7 @@ def collate(
         context=rows.context,
         timeline=TimelineRows(
             offsets=torch.from_numpy(offsets),
+            first=torch.from_numpy(low),
             ad=_long(ad_of[num:]),
             kind=_long(timelines.kind.take(events)),
             flags=_long(timelines.flags.take(events)),
@@ -98,6 +106,7 @@ def collate(
         labels=torch.from_numpy(rows.labels.copy()),
         mask=torch.from_numpy(rows.mask.copy()),
         impression_id=_long(rows.impression_id),
+        past=torch.from_numpy(rows.past),
     )
 
 
@@ -116,6 +125,7 @@ def _by_user(rows: ImpressionRows) -> ImpressionRows:
         labels=rows.labels[order],
         mask=rows.mask[order],
         impression_id=rows.impression_id[order],
+        past=rows.past[order],
     )
 
 
@@ -127,13 +137,13 @@ def _starts(values: IntArray) -> NDArray[np.int64]:
 
 
 def _event_ranges(
-    cut: NDArray[np.int64], starts: NDArray[np.int64], max_history: int
+    cut: NDArray[np.int64], starts: NDArray[np.int64], max_history: int, align: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Per user the event range [low, high) that any of its impressions may read."""
     if not starts.size:
         return starts, starts
     low = np.maximum(np.minimum.reduceat(cut, starts) - max_history, 0)
-    return low, np.maximum.reduceat(cut, starts)
+    return low // align * align, np.maximum.reduceat(cut, starts)
 
 
 def _check_ranges(user: IntArray, high: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:

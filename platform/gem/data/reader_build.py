@@ -2,6 +2,7 @@
 
     timelines/offsets.npy [U + 1]     timelines/<column>.npy [E]: user by user, oldest known first
     impressions/<column>.npy [N], labels.npy and mask.npy [N, K], true/<task>.npy [N]: in (day, shard, user, time) order
+    past/starts.npy [D + 1], past/<match>.{keys,sums}.npy: what all users did with an ad, day by day (`gem.data.past`)
     impressions/context/{ids,numeric,vectors}.npy, multi/<field>.{offsets,values}.npy: see `gem.data.rows.SideRows`
 
 One partition is in memory at a time, besides a few numbers per user and the pages being written, which the system can
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gem.data.build import store_write
+from gem.data.past import AdValues, count_past, day_starts, past_fields
 from gem.data.rows import SideRows
 from gem.data.schema import Schema
 from gem.errors import StoreError
@@ -43,6 +45,7 @@ def build_arrays(store: Path, manifest: Mapping[str, Any], schema: Schema, out: 
     """
     num_users = _read(store, store_write.USERS, ["key"]).num_rows
     _build_timelines(store, store_write.paths_of(manifest["files"], "timelines"), num_users, out / "timelines")
+    _build_past(store, manifest, schema, out)
     return _build_impressions(store, manifest, schema, out / "impressions")
 
 
@@ -115,6 +118,19 @@ def _build_timelines(store: Path, files: Sequence[str], num_users: int, out: Pat
     for name in EVENT_COLUMNS:
         with (out / f"{name}.npy").open("r+b") as f:
             os.fsync(f.fileno())
+
+
+def _build_past(store: Path, manifest: Mapping[str, Any], schema: Schema, out: Path) -> None:
+    """Count the events that `_build_timelines` has written."""
+    starts = day_starts(manifest["days"], manifest["zone"])
+    names = ("ad", "kind", "flags", "surface", "known_ms")
+    events = {n: np.load(out / "timelines" / f"{n}.npy", mmap_mode="r") for n in names}
+    ads = pq.read_table(store / store_write.ADS, columns=["key", *past_fields(schema)])
+    values = AdValues.of(schema, lambda name: ads[name].to_numpy(), ads.num_rows)
+    _write(out / "past" / "starts.npy", starts)
+    for number, (_, table) in enumerate(count_past(schema, events, values, starts)):
+        _write(out / "past" / f"{number}.keys.npy", table.keys)
+        _write(out / "past" / f"{number}.sums.npy", table.sums)
 
 
 def _runs(user: Array, num_users: int, relative: str) -> tuple[I64, I64]:

@@ -23,6 +23,7 @@ from gem.data.build import store_write
 from gem.data.days import Split
 from gem.data.encoding import Encoder
 from gem.data.keys import KeyIndex
+from gem.data.past import AdValues, CountTable, PastCounts, past_matches
 from gem.data.reader_build import EVENT_COLUMNS, ROW_COLUMNS
 from gem.data.reader_cache import ReaderCache, open_cache
 from gem.data.rows import SideRows
@@ -142,6 +143,7 @@ class FeatureStore:
         self.encoder = encoder
         self._entities: dict[str, EntityTable] = {}
         self._arrays: ReaderCache | None = None
+        self._past: PastCounts | None = None
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = True) -> FeatureStore:
@@ -192,6 +194,17 @@ class FeatureStore:
     @property
     def ads(self) -> EntityTable:
         return self._entity("ad", store_write.ADS, self.schema.ad)
+
+    @property
+    def past(self) -> PastCounts:
+        """What all users did with each ad, by day."""
+        if self._past is None:
+            arrays, slots = self._cache(), len(self._cache().array("past/starts"))
+            parts = [(n, f"past/{i}") for i, n in enumerate(past_matches(self.schema))]
+            tables = {n: CountTable(arrays.array(f"{p}.keys"), arrays.array(f"{p}.sums"), slots) for n, p in parts}
+            values = AdValues.of(self.schema, self.ads.side_rows.field, len(self.ads))
+            self._past = PastCounts(tables, values, arrays.array("past/starts"))
+        return self._past
 
     def timelines(self) -> Timelines:
         """Every user's events of all days, E rows in user order."""

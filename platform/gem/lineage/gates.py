@@ -14,6 +14,7 @@ from typing import Any
 from gem.config import GateConfig
 
 _ABSURD = 1e300
+_ROUNDING = 1e-9  # the base rate itself has an NE of 1 give or take the last bits, and must not pass by these
 _WIDEN = 2.576 / 1.960  # normal quantiles, on the log scale of a ratio
 
 
@@ -126,7 +127,7 @@ def _check_task(task: str, score: TaskScore, config: GateConfig) -> tuple[list[s
     if ne is None or ne < 0:
         bad.append(f"{task} NE is unknown ({score.ne})")
     else:
-        (good if ne < config.max_ne else bad).append(f"{task} NE {ne:.4f}, must be below {config.max_ne:g}")
+        (good if ne < config.max_ne - _ROUNDING else bad).append(f"{task} NE {ne:.4f}, must be below {config.max_ne:g}")
     good_calibration, text = _check_calibration(calibration, score, config)
     (good if good_calibration else bad).append(f"{task} {text}")
     if auc is None or not 0.0 <= auc <= 1.0:

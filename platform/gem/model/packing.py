@@ -75,7 +75,7 @@ def pack(batch: Batch, max_history: int) -> Packing:
     counts = torch.bincount(batch.user_of, minlength=num_users)
     starts = torch.cumsum(counts, 0) - counts
     lengths = batch.timeline.offsets[1:] - batch.timeline.offsets[:-1]
-    key = _size_class(counts) * 64 + _size_class(lengths)
+    key = size_class(counts) * 64 + size_class(lengths)
     blocks = []
     for k in torch.unique(key).tolist():
         users = torch.nonzero(key == k).squeeze(1)
@@ -89,17 +89,19 @@ def pack(batch: Batch, max_history: int) -> Packing:
         visible = (
             (grid_l < cut) & (grid_l >= cut - max_history) & event_mask.unsqueeze(1) & impression_mask.unsqueeze(2)
         )
-        blocks.append(Block(impressions, impression_mask, events, visible, _gap_bucket(batch, impressions, events)))
+        gap = gap_bucket(batch.time_ms[impressions], batch.timeline.time_ms, events)
+        blocks.append(Block(impressions, impression_mask, events, visible, gap))
     return Packing(blocks, len(batch))
 
 
-def _size_class(sizes: Tensor) -> Tensor:
+def size_class(sizes: Tensor) -> Tensor:
+    """Class of each size [n]: sizes of a class differ by at most the factor GROWTH."""
     return torch.ceil(torch.log(sizes.clamp(min=1).double()) / torch.log(torch.tensor(float(GROWTH)))).long()
 
 
-def _gap_bucket(batch: Batch, impressions: Tensor, events: Tensor) -> Tensor:
-    if batch.timeline.time_ms.numel() == 0:
-        return torch.zeros(*impressions.shape, events.shape[1], dtype=torch.int64, device=impressions.device)
-    event_time = batch.timeline.time_ms[events].unsqueeze(1)
-    seconds = (batch.time_ms[impressions].unsqueeze(2) - event_time).clamp(min=0).float() / 1000
+def gap_bucket(now_PI: Tensor, time_M: Tensor, rows_PL: Tensor) -> Tensor:
+    """Buckets [P, I, L] of log2(1 + seconds) from the tokens' times [M] (ms), by rows [P, L], to `now` (ms)."""
+    if time_M.numel() == 0:
+        return torch.zeros(*now_PI.shape, rows_PL.shape[1], dtype=torch.int64, device=now_PI.device)
+    seconds = (now_PI.unsqueeze(2) - time_M[rows_PL].unsqueeze(1)).clamp(min=0).float() / 1000
     return torch.log2(1 + seconds).long().clamp(max=GAP_BUCKETS - 1)

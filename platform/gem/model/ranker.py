@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from gem.config import ModelConfig
 from gem.data.batch import Batch
 from gem.data.schema import Schema
-from gem.model.gem import Output, build_model
+from gem.model.gem import build_model
+from gem.model.heads import Output
 from gem.model.tables import PlainTables, module_key, table_name
 
 

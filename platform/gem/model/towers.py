@@ -50,3 +50,22 @@ class SideTower(nn.Module):
             return first.expand(-1, self.num_tokens, -1)
         rest = torch.cat([*pooled[1:], rows.numeric, rows.vectors], dim=1)
         return torch.cat([first, self.compress(rest).view(-1, self.num_tokens - 1, self.dim)], dim=1)
+
+
+class CreativeToken(nn.Module):
+    """Frozen representations of an ad's creative (text, image, video) -> one token by a learned projection.
+
+        token = W2 GELU(W1 LN(v)),  v [A, E] all vectors side by side
+
+    The vectors themselves are inputs: no gradient reaches what made them.
+    """
+
+    def __init__(self, side: Side, dim: int) -> None:
+        super().__init__()
+        width = sum(w for _, w in side.vectors)
+        self.project = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, vectors_AE: Tensor) -> Tensor:
+        """[A, E] -> [A, 1, D]."""
+        out: Tensor = self.project(vectors_AE)
+        return out.unsqueeze(1)

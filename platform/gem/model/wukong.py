@@ -54,3 +54,24 @@ class WukongLayer(nn.Module):
         )
         out: Tensor = self.norm(torch.cat([self.fmb(x_NnD), lcb], dim=1) + residual)
         return out
+
+
+class CrossLayerAttention(nn.Module):
+    """Tokens look back at the outputs of all earlier layers (published without an equation; this form is ours):
+
+        X' = X + α ⊙ softmax(X W_q (H W_k)ᵀ / √d) H,   H = [X⁽⁰⁾ ‖ … ‖ X⁽ˡ⁻¹⁾] along the tokens
+
+    α [D] starts at 0.1: a layer begins close to the plain stack. Keys are narrow (d = D/2), values are H itself.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, dim // 2, bias=False)
+        self.key = nn.Linear(dim, dim // 2, bias=False)
+        self.scale = nn.Parameter(torch.full((dim,), 0.1))
+
+    def forward(self, x_NnD: Tensor, earlier: list[Tensor]) -> Tensor:
+        """x [N, n, D]; earlier: [N, n_i, D] outputs of earlier layers, at least one -> [N, n, D]."""
+        h_NmD = torch.cat(earlier, dim=1)
+        scores = self.query(x_NnD) @ self.key(h_NmD).transpose(1, 2) / self.query.out_features**0.5
+        return x_NnD + self.scale * (torch.softmax(scores, dim=2) @ h_NmD)

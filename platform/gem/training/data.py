@@ -37,6 +37,8 @@ class StoreReader:
     impressions: Impressions
     max_history: int
     knowledge: Knowledge | None = None
+    align: int = 1  # see `ModelConfig.align`
+    negative_weight: float = 1.0  # in training, of rows without a positive label (see gem.training.sampling)
     rows_of: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,16 +54,24 @@ class StoreReader:
         rows = ImpressionRows(
             user=user, ad=imp.ad[at], time_ms=imp.time_ms[at], cut=imp.cut[at], surface=imp.surface[at],
             context=imp.context_rows(at), labels=imp.labels.take(at, axis=0), mask=imp.mask.take(at, axis=0),
-            impression_id=imp.impression_id[at],
+            impression_id=imp.impression_id[at], past=self.store.past.at(imp.ad[at], imp.surface[at], imp.time_ms[at]),
         )  # fmt: skip
-        out = collate(self.store.users, self.store.ads, self.timelines, rows, self.max_history)
+        out = collate(self.store.users, self.store.ads, self.timelines, rows, self.max_history, self.align)
         if self.knowledge is not None:
             out.soft = {
                 "p": torch.from_numpy(self.knowledge.p[at]),
                 "known": torch.from_numpy(self.knowledge.known[at]),
             }
+        if self.negative_weight != 1.0:
+            self._weigh(out)
         check_batch(out, self.rows_of)
         return out
+
+    def _weigh(self, batch: Batch) -> None:
+        weight = torch.where((batch.labels > 0).any(1), 1.0, self.negative_weight)
+        batch.mask = batch.mask * weight.unsqueeze(1)
+        if batch.soft:
+            batch.soft["known"] = batch.soft["known"] * weight
 
     def placeholder(self, at: IntArray) -> Batch:
         """The batch of these impressions with nothing to learn from it, for a rank without a share."""

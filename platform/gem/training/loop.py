@@ -18,12 +18,13 @@ from torch import Tensor
 from gem.config import ModelConfig, TrainConfig, TransferConfig, config_hash
 from gem.data.schema import Schema
 from gem.errors import TrainingError
-from gem.model.gem import GEM, build_model
+from gem.model.gem import build_model
 from gem.model.ranker import ranker_weights, split_weights, weights_hash
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from gem.training.data import IntArray, Prefetch, RankShare, StoreReader
 from gem.training.learner import Learner
 from gem.training.plan import BatchPlan, plan_epoch, remaining
+from gem.training.sampling import Sample, sample_rows
 from gem.training.sharding import ShardedTables
 from gem.transfer.distillation import DistillationHead
 
@@ -56,6 +57,9 @@ def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | No
     """Train one job on this rank's share. Collective: all ranks call it with the same job."""
     if _distils(job) and reader.knowledge is None:
         raise TrainingError(f"{job.name}: distillation is on but there is no knowledge; set transfer.enabled=false")
+    sample = sample_rows(reader.impressions, job.rows, job.train)
+    job = dataclasses.replace(job, rows=sample.rows)
+    reader = dataclasses.replace(reader, negative_weight=sample.weight)
     plans = [_plan(job, reader, epoch) for epoch in range(job.train.epochs)]
     total = sum(len(p) for p in plans)
     learner = make_learner(job, schema, total)
@@ -63,7 +67,7 @@ def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | No
     start = Position()
     if job.checkpoint_dir is not None:
         start = load_checkpoint(job.checkpoint_dir, learner, key)
-    clock = _Clock()
+    clock = _Clock(sample)
     for epoch in range(start.epoch, len(plans)):
         first = start.batch if epoch == start.epoch else 0
         _run_epoch(job, learner, reader, plans[epoch], (epoch, first, total, key), clock, progress)
@@ -90,7 +94,7 @@ def job_hash(job: Job, schema: Schema, reader: StoreReader, total_steps: int) ->
 
 def make_learner(job: Job, schema: Schema, total_steps: int) -> Learner:
     """Model, tables and optimizers at their starting values (a function of the job's seed)."""
-    model: GEM = build_model(schema, job.model, seed=job.train.seed)
+    model = build_model(schema, job.model, seed=job.train.seed)
     tables = ShardedTables(schema, job.model.dim, job.train.lr_sparse, job.train.seed)
     head = None
     if job.transfer is not None and _distils(job):
@@ -134,7 +138,7 @@ def _run_epoch(
     feed = Prefetch(share.build, (job.rows[at] for _, at in remaining(plan, first)))
     try:
         for index, batch in zip(range(first, len(plan)), feed, strict=False):
-            report = learner.step(batch, global_rows=plan.batch(index).size)
+            report = learner.step(batch, global_rows=plan.batch(index).size * clock.sample.stands_for)
             clock.step(report.rows, report.losses, report.skipped)
             if progress is not None and (learner.step_index % 10 == 0 or learner.step_index == total):
                 progress(learner.step_index, total, clock.figures())
@@ -150,7 +154,8 @@ def _run_epoch(
 class _Clock:
     """Running figures of one job on one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
         self.started = time.perf_counter()
         self.rows = self.steps = self.skipped = 0
         self.waited_s = 0.0
@@ -160,7 +165,8 @@ class _Clock:
     def step(self, rows: int, losses: tuple[float, ...], skipped: bool) -> None:
         self.rows, self.steps, self.skipped = self.rows + rows, self.steps + 1, self.skipped + int(skipped)
         if not skipped:
-            self.loss = losses[0] if self.loss is None else 0.95 * self.loss + 0.05 * losses[0]
+            loss = losses[0] / self.sample.stands_for  # per row of the log
+            self.loss = loss if self.loss is None else 0.95 * self.loss + 0.05 * loss
 
     def figures(self) -> dict[str, float]:
         seconds = max(time.perf_counter() - self.started, 1e-9)
@@ -172,6 +178,9 @@ class _Clock:
         return {
             "name": job.name,
             "train_rows": int(job.rows.size),
+            "log_rows": self.sample.of,  # more than are trained if negatives were left out
+            "negative_keep": job.train.negative_keep,
+            "negative_weight": self.sample.weight,
             "steps": total,
             "resumed_from_step": start.step,
             "skipped_steps": self.skipped,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gem.data.schema import Schema
-from gem.model.gem import log_probabilities
+from gem.model.heads import log_probabilities
 
 
 def log_complements(logits: Tensor, schema: Schema) -> Tensor:
@@ -36,7 +36,10 @@ def log_complements(logits: Tensor, schema: Schema) -> Tensor:
 
 
 def task_losses(logits: Tensor, labels: Tensor, mask: Tensor, schema: Schema) -> Tensor:
-    """Summed cross-entropy per task, [K]. Labels and probabilities are entire-space (ESMM, 1804.07931)."""
+    """Summed cross-entropy per task, [K], of rows weighted by `mask` [N, K] (0 = outcome not known).
+
+    Labels and probabilities are entire-space (ESMM, 1804.07931).
+    """
     log_p = log_probabilities(logits, schema)
     loss = -(labels * log_p + (1 - labels) * log_complements(logits, schema))
     return (loss * mask).sum(0)

@@ -30,20 +30,28 @@ class ShardedTables:
     def __init__(self, schema: Schema, dim: int, lr: float, seed: int) -> None:
         self.schema, self.dim = schema, dim
         self.fields = tuple(schema.table_of())
+        self._rows = {f: schema.tables()[t] for f, t in schema.table_of().items()}
         self.model = _wrap(schema, dim, lr)
         self.load({name: initial_weight(name, rows, dim, seed) for name, rows in schema.tables().items()})
 
     def lookup(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
-        """{field: ids [n]} -> {field: [n, dim]}; n may differ between fields and ranks. Collective both ways."""
+        """{field: ids [n]} -> {field: [n, dim]}; n may differ between fields and ranks. Collective both ways.
+
+        A table with fewer rows than it has ids here is fetched whole and read on this side: its gradients are summed
+        by row before they travel, which is what the update does anyway; rows nobody read get zero and stay.
+        """
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+        whole = {f for f in self.fields if self._rows[f] < ids[f].numel()}
+        asked = {f: torch.arange(self._rows[f]) if f in whole else ids[f] for f in self.fields}
         kjt = KeyedJaggedTensor(
             keys=list(self.fields),
-            values=torch.cat([ids[f] for f in self.fields]),
-            lengths=torch.tensor([ids[f].numel() for f in self.fields], dtype=torch.int64),
+            values=torch.cat([asked[f] for f in self.fields]),
+            lengths=torch.tensor([asked[f].numel() for f in self.fields], dtype=torch.int64),
         )
         found = self.model(kjt)
-        return {f: found[f].values() for f in self.fields}
+        rows = {f: found[f].values() for f in self.fields}
+        return {f: r.index_select(0, ids[f]) if f in whole else r for f, r in rows.items()}
 
     def set_lr(self, lr: float) -> None:
         """Learning rate of the updates in the backward passes from now on."""

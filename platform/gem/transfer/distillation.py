@@ -30,7 +30,8 @@ class DistillationHead(nn.Module):
     def loss(self, representation: Tensor, soft: Tensor, known: Tensor) -> Tensor:
         """Weighted sum over rows of the cross-entropy to the teacher.
 
-        soft [N, K]: teacher probabilities (entire space); known [N]: 1 where the teacher scored the row.
+        soft [N, K]: teacher probabilities (entire space); known [N]: weight of the row, 0 where the teacher did not
+        score it.
         """
         if bool(((soft < 0) | (soft > 1) | ~torch.isfinite(soft))[known > 0].any()):
             raise DataError("knowledge: soft labels must lie in [0, 1]; regenerate the knowledge records")

@@ -94,7 +94,7 @@ def write_store(folder: Path, shape: Shape = Shape()) -> FeatureStore:
     for at, relative in _partitions("impressions", shape.days, day, shard[rows["user"]], shape.num_shards):
         files[relative] = store_write.write_table(folder, relative, rows.take(pa.array(at)))
     counts = {"users": shape.num_users - 1, "ads": shape.num_ads - 1, "events": events.num_rows}
-    manifest = {"version": store_write.VERSION, "days": shape.days, "files": files, "rows": counts}
+    manifest = {"version": store_write.VERSION, "days": shape.days, "zone": "UTC", "files": files, "rows": counts}
     return reopened(folder, manifest, schema)
 
 

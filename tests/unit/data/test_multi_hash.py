@@ -23,9 +23,8 @@ from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import Timelines
 from gem.data.vocabulary import Vocabulary, count_values
 from gem.errors import SpecError
-from gem.model.packing import pack
+from gem.model.matches import one_number
 from gem.model.ranker import Ranker
-from gem.model.sequence import one_number
 from tests.unit.data.test_encoding import counts
 from tests.unit.data.toy_log import SPEC
 
@@ -195,8 +194,9 @@ def test_a_model_reads_hashed_ids_and_finds_hashed_matches() -> None:
         schema = encoder.schema
         check_batch(batch, {f.name: f.rows for s in (schema.user, schema.ad, schema.context) for f in s.fields})
         ranker = Ranker(schema, ModelConfig(dim=8, num_layers=1, num_heads=2, representation_dim=8), seed=0)
-        found[name] = ranker.dense.matches.counts(batch, pack(batch, 10))
-        assert ranker.dense.matches.fields == ("maker",)
+        matches = ranker.dense.inputs.counts
+        found[name] = matches.counts(batch, 10)
+        assert [f.name for f in matches.fields] == ["maker"]
         ranker(batch).logits.sum().backward()
         grad = ranker.tables.tables["ad_id"].weight.grad
         assert len(grad.abs().sum(1).nonzero()) >= 2

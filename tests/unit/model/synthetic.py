@@ -15,6 +15,7 @@ import torch
 from gem.config import ModelConfig
 from gem.data.batch import Batch, EntityRows
 from gem.data.collate import ImpressionRows, collate
+from gem.data.past import AdValues, PastCounts, count_past, day_starts
 from gem.data.rows import SideRows
 from gem.data.schema import Field, Schema, Side, Task
 from gem.data.store import Impressions, Timelines
@@ -73,8 +74,9 @@ class World:
     ads: Entities
     timelines: Timelines
     impressions: Impressions
+    past: PastCounts
 
-    def batch(self, at: list[int] | np.ndarray, max_history: int = MODEL.max_history) -> Batch:
+    def batch(self, at: list[int] | np.ndarray, max_history: int = MODEL.max_history, align: int = 1) -> Batch:
         """Collate the impressions at these positions."""
         at, imp = np.asarray(at, np.int64), self.impressions
         rows = ImpressionRows(
@@ -87,8 +89,9 @@ class World:
             labels=imp.labels[at],
             mask=imp.mask[at],
             impression_id=imp.impression_id[at],
+            past=self.past.at(imp.ad[at], imp.surface[at], imp.time_ms[at]),
         )
-        return collate(self.users, self.ads, self.timelines, rows, max_history)
+        return collate(self.users, self.ads, self.timelines, rows, max_history, align)
 
     def rows_of(self) -> dict[str, int]:
         """Field name -> rows of its table, as `check_batch` takes it."""
@@ -134,7 +137,14 @@ def make_world(
         rows=np.arange(num_impressions),
     )
     users, ads = side_rows(rng, schema.user, num_users), side_rows(rng, schema.ad, num_ads)
-    return World(schema, Entities(users), Entities(ads), timelines, impressions)
+    past = make_past(schema, ads, timelines, impressions.days)
+    return World(schema, Entities(users), Entities(ads), timelines, impressions, past)
+
+
+def make_past(schema: Schema, ads: SideRows, timelines: Timelines, days: tuple[str, ...]) -> PastCounts:
+    """Counts of all events of the timelines, as a store would hold them."""
+    values, starts = AdValues.of(schema, ads.field, len(ads)), day_starts(days, "UTC")
+    return PastCounts(dict(count_past(schema, vars(timelines), values, starts)), values, starts)
 
 
 def make_timelines(rng: np.random.Generator, lengths: np.ndarray, num_ads: int, num_days: int) -> Timelines:

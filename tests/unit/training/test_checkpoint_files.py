@@ -140,11 +140,11 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         (
-            "dense.model.head.weight",
-            "dense.model.top.weight",
-            r"missing keys \['dense.model.head.weight'\], unexpected",
+            "dense.model.heads.head.weight",
+            "dense.model.heads.top.weight",
+            r"missing keys \['dense.model.heads.head.weight'\], unexpected",
         ),
-        ("adam.exp_avg.model.head.weight", None, r"missing keys \['adam.exp_avg.model.head.weight'\]"),
+        ("adam.exp_avg.model.heads.head.weight", None, r"missing keys \['adam.exp_avg.model.heads.head.weight'\]"),
         ("moment.brand.name", None, r"missing keys \['moment.brand.name'\]"),
         ("table.type", "table.kind", r"missing keys \['table.type'\], unexpected keys \['table.kind'\]"),
     ],

@@ -62,7 +62,7 @@ def test_a_good_step_changes_tables_dense_weights_and_moments() -> None:
     assert report.step == learner.step_index == 1
     assert all(math.isfinite(x) for x in (*report.losses, report.grad_norm))
     assert not torch.equal(before["table.type"], after["table.type"])
-    assert not torch.equal(before["dense.model.head.weight"], after["dense.model.head.weight"])
+    assert not torch.equal(before["dense.model.heads.head.weight"], after["dense.model.heads.head.weight"])
 
 
 def unchanged(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
@@ -108,7 +108,7 @@ def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(where: str) -> 
         if where == "embedding":
             # A gradient that reaches the embeddings alone.
             return good(batch, emb) + BadGradient.apply(emb["brand"]).sum()
-        return good(batch, emb) + BadGradient.apply(learner.model.head.bias).sum()
+        return good(batch, emb) + BadGradient.apply(learner.model.heads.head.bias).sum()
 
     before = everything(learner)
     learner.parallel = poisoned  # type: ignore[assignment]

@@ -93,12 +93,17 @@ def test_the_served_head_learns_from_ground_truth_only() -> None:
     losses = objective(batch, tables(batch.lookups()))
     assert losses.shape == (3,)
     losses[-1].backward()
-    served_only = ("model.head.", "model.shallow.", "model.surface_head.")
-    for name, p in objective.named_parameters():
-        if name.startswith(served_only):
-            assert p.grad is None or not p.grad.any(), name
+    served_only = ("model.heads.head.", "model.heads.shallow.", "model.heads.surface_head.", "model.heads.adapter.")
     reached = dict(objective.named_parameters())
-    for name in ("distill.mlp.0.weight", "model.represent.0.weight", "model.layers.0.reader.query.weight"):
+    for part in served_only:
+        served = [n for n in reached if n.startswith(part)]
+        assert served, part
+        assert not any(reached[n].grad is not None and reached[n].grad.any() for n in served)
+    for name in (
+        "distill.mlp.0.weight",
+        "model.heads.represent.0.weight",
+        "model.layers.0.reading.reader.query.weight",
+    ):
         assert reached[name].grad is not None, name
         assert reached[name].grad.any(), name
     assert tables.tables["ad_id"].weight.grad.any()

@@ -105,6 +105,7 @@ def finish_store(
     manifest = {
         "version": store_write.VERSION,
         "schema_hash": fitted.encoder.schema.hash,
+        "zone": spec.impressions.zone,
         "vocabulary_version": fitted.encoder.vocabulary_version,
         "spec_hash": config_hash(spec.model_dump(mode="json")),
         "split": split.to_dict(),

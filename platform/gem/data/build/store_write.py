@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 
 from gem.data.days import BEFORE, day_number, day_text
 
-VERSION = 2
+VERSION = 3
 MANIFEST, SPEC, SCHEMA, ENCODER = "manifest.json", "spec.json", "schema.json", "encoder.json"
 USERS, ADS = "entities/users.parquet", "entities/ads.parquet"
 RAW_USERS, RAW_ADS = "raw/users.parquet", "raw/ads.parquet"
