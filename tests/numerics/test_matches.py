@@ -43,6 +43,10 @@ def visible_events(batch: Batch, n: int, max_history: int) -> range:
 def same_value(batch: Batch, field: Field, one: int, other: int) -> bool:
     width = field.hashes or 1
     rows = batch.ads.ids[field.name].tolist()
+    if field.multi and not field.hashes:  # the first value counts
+        ends = batch.ads.offsets[field.name].tolist()
+        first = [rows[ends[a]] if ends[a + 1] > ends[a] else 0 for a in (one, other)]
+        return first[0] >= NUM_RESERVED and first[0] == first[1]
     own, theirs = rows[one * width : (one + 1) * width], rows[other * width : (other + 1) * width]
     return own[0] >= NUM_RESERVED and own == theirs
 
@@ -104,7 +108,7 @@ def test_counts_are_the_counted_events(name: str, max_history: int) -> None:
 
 def test_worlds_hold_the_awkward_histories() -> None:
     batch, counts = batch_of("mixed"), MatchCounts(WORLDS["mixed"].schema, DIM, 2)
-    assert {f.name for f in counts.fields} == {"type", "brand", "origin"}
+    assert {f.name for f in counts.fields} == {"type", "brand", "origin", "tags"}
     assert {0, 1, 5} <= {len(visible_events(batch, n, 5)) for n in range(len(batch))}
     cuts = {(int(u), int(c)) for u, c in zip(batch.user_of, batch.cut, strict=True)}
     assert len(cuts) > len(batch.users)  # a user's impressions differ in their cuts

@@ -6,7 +6,8 @@ of the impressions it describes.
 
     c[match, kind, 0]      events of a kind         c[match, kind, 1 + f]   those of them with flag f
 
-Matches: every event; the impression's surface; the candidate ad; the largest single-valued ad fields (`past_fields`).
+Matches: every event; the impression's surface; the candidate ad; the ad fields with most rows (`past_fields`; of
+several values an ad's first counts).
 Only real values match: unknown, null and absent ones count nothing.
 
 On disk (`gem.data.reader_cache`) for each match: keys int64 [E] = code · slots + slot, rising, and sums float32 [E, S]
@@ -32,14 +33,14 @@ from gem.data.schema import NUM_RESERVED, Schema
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.integer]
-MAX_FIELDS = 3
+MAX_FIELDS = 5
 EVERYTHING, SURFACE, AD = "everything", "surface", "ad"
 
 
 def past_fields(schema: Schema) -> tuple[str, ...]:
-    """The single-valued ad fields whose values are counted: those with most rows, the ad's own id aside."""
-    single = [f for f in schema.ad.fields[1:] if not f.multi]
-    return tuple(f.name for f in sorted(single, key=lambda f: -f.rows)[:MAX_FIELDS])
+    """The ad fields whose values are counted: those with most rows, the ad's own id and hashed fields aside."""
+    closed = [f for f in schema.ad.fields[1:] if not f.hashes]
+    return tuple(f.name for f in sorted(closed, key=lambda f: -f.rows)[:MAX_FIELDS])
 
 
 def past_matches(schema: Schema) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ class AdValues:
 
     @classmethod
     def of(cls, schema: Schema, ids: Callable[[str], Ids], num_ads: int) -> AdValues:
-        """`ids`: single-valued ad field -> table rows [A]. An ad's own code is its index; index 0 is unknown."""
+        """`ids`: ad field -> its value (or first value) [A]. An ad's own code is its index; index 0 is unknown."""
         own = np.arange(num_ads, dtype=np.int64) + NUM_RESERVED
         own[:1] = 0
         return cls({AD: own, **{name: ids(name) for name in past_fields(schema)}})
@@ -131,8 +132,9 @@ def count_events(code_T: Ids, slot_T: I64, signals_T: tuple[Ids, Ids], shape: tu
     sums = np.zeros((keys.size, kinds, 1 + flags), np.float64)
     for f in range(1 + flags):
         has = np.ones(key.size, bool) if f == 0 else (bits >> (f - 1)) & 1 == 1
-        sums[:, :, f] = np.bincount(group[has] * kinds + kind[has], minlength=keys.size * kinds).reshape(-1, kinds)
-    flat = np.cumsum(sums.reshape(keys.size, -1), axis=0)
+        found = np.bincount(group[has] * kinds + kind[has], minlength=keys.size * kinds)
+        sums[:, :, f] = found.reshape(keys.size, kinds)
+    flat = np.cumsum(sums.reshape(keys.size, kinds * (1 + flags)), axis=0)
     code = keys // slots
     begin = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]])) if keys.size else np.zeros(0, np.int64)
     before = np.concatenate([np.zeros((1, flat.shape[1])), flat])[begin]

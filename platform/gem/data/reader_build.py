@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from gem.data.build import store_write
 from gem.data.past import AdValues, count_past, day_starts, past_fields
 from gem.data.rows import SideRows
-from gem.data.schema import Schema
+from gem.data.schema import Schema, Side
 from gem.errors import StoreError
 
 I64 = npt.NDArray[np.int64]
@@ -125,8 +125,10 @@ def _build_past(store: Path, manifest: Mapping[str, Any], schema: Schema, out: P
     starts = day_starts(manifest["days"], manifest["zone"])
     names = ("ad", "kind", "flags", "surface", "known_ms")
     events = {n: np.load(out / "timelines" / f"{n}.npy", mmap_mode="r") for n in names}
-    ads = pq.read_table(store / store_write.ADS, columns=["key", *past_fields(schema)])
-    values = AdValues.of(schema, lambda name: ads[name].to_numpy(), ads.num_rows)
+    ads = _read(store, store_write.ADS, ["key", *past_fields(schema)])
+    counted = Side(tuple(f for f in schema.ad.fields if f.name in past_fields(schema)))
+    rows = SideRows(counted, {f.name: ads[f.name] for f in counted.fields}, ads.num_rows)
+    values = AdValues.of(schema, rows.first, ads.num_rows)
     _write(out / "past" / "starts.npy", starts)
     for number, (_, table) in enumerate(count_past(schema, events, values, starts)):
         _write(out / "past" / f"{number}.keys.npy", table.keys)

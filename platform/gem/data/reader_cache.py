@@ -31,7 +31,7 @@ from gem.data.reader_build import build_arrays
 from gem.data.schema import Schema
 from gem.errors import StoreError
 
-VERSION = 2  # of the layout; a cache of another version is built again
+VERSION = 3  # of the layout; a cache of another version is built again
 KEPT = 2  # caches of one data set that stay, the latest used ones
 FOLDER, DESCRIPTION, HELD = ".readers", "cache.json", "held"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 
 from gem.data.batch import EntityRows
-from gem.data.schema import Side
+from gem.data.schema import PAD, Side
 from gem.errors import StoreError
 
 I32 = npt.NDArray[np.int32]
@@ -63,6 +63,15 @@ class SideRows:
             offsets, values = self.multi[name]
             return values[offsets[0] : offsets[-1]]
         return self.ids[:, self._single.index(name)]
+
+    def first(self, name: str) -> npt.NDArray[np.integer]:
+        """Table row of one field over all rows, of several values the first; PAD where there is none."""
+        if name not in self.multi:
+            return self.ids[:, self._single.index(name)]
+        offsets, values = self.multi[name]
+        padded = np.append(values, np.int32(PAD))
+        out: npt.NDArray[np.integer] = padded[np.where(offsets[1:] > offsets[:-1], offsets[:-1], len(values))]
+        return out
 
     def part(self, start: int, end: int) -> SideRows:
         """Rows start..end - 1; arrays are shared, not copied."""

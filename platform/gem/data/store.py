@@ -202,7 +202,7 @@ class FeatureStore:
             arrays, slots = self._cache(), len(self._cache().array("past/starts"))
             parts = [(n, f"past/{i}") for i, n in enumerate(past_matches(self.schema))]
             tables = {n: CountTable(arrays.array(f"{p}.keys"), arrays.array(f"{p}.sums"), slots) for n, p in parts}
-            values = AdValues.of(self.schema, self.ads.side_rows.field, len(self.ads))
+            values = AdValues.of(self.schema, self.ads.side_rows.first, len(self.ads))
             self._past = PastCounts(tables, values, arrays.array("past/starts"))
         return self._past
 

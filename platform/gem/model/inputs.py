@@ -59,8 +59,8 @@ class Inputs(nn.Module):
         self.counts = MatchCounts(schema, dim, COUNT_TOKENS) if config.counts else None
         self.past = PastTokens(schema, dim, PAST_TOKENS) if config.past else None
         self.norm = nn.LayerNorm(dim)
-        extra = int(self.creative is not None) + (COUNT_TOKENS if config.counts else 0) + (PAST_TOKENS if config.past else 0)
-        self.num_tokens = USER_TOKENS + AD_TOKENS + CONTEXT_TOKENS + extra
+        counted = (COUNT_TOKENS if config.counts else 0) + (PAST_TOKENS if config.past else 0)
+        self.num_tokens = USER_TOKENS + AD_TOKENS + CONTEXT_TOKENS + int(self.creative is not None) + counted
 
     def forward(self, batch: Batch, emb: dict[str, Tensor]) -> Encoded:
         """emb: field -> looked-up rows for `batch.lookups()`."""

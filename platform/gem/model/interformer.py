@@ -8,8 +8,8 @@
 
 The paper's PFFN multiplies the sequence of *one* impression by a matrix made of X_sum = f(X). Here a timeline is shared
 by all impressions of a user, so its modulation g may depend on the user's tokens only; f(user)·S has the factorised
-form W2 diag(g(user)) W1. What depends on the impression travels the other way, in the queries: they read keys and values
-of the whole visible memory in every layer, and nothing is pooled away before.
+form W2 diag(g(user)) W1. What depends on the impression travels the other way, in the queries: they read keys and
+values of the whole visible memory in every layer, and nothing is pooled away before.
 
 Legend: N impressions, U users, M memory tokens, n tokens, D width, Q queries.
 """

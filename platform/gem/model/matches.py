@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gem.data.batch import Batch
-from gem.data.schema import NUM_RESERVED, Field, Schema
+from gem.data.batch import Batch, EntityRows
+from gem.data.schema import NUM_RESERVED, PAD, Field, Schema
 from gem.model.packing import GAP_BUCKETS, gap_bucket
 
 DENSE = 16  # a table over all values is used while there are at most so many for every thing
@@ -25,9 +25,9 @@ FLAGS_AT_ONCE = 8  # so many flags of an event are looked up in one table
 class MatchCounts(nn.Module):
     """Hard search: how often, how recently and with what outcome has this user met what the candidate is?
 
-    For "anything", the surface, the ad itself and every single-valued ad field, counts of event kinds and flags
-    among the visible events that share the candidate's value, in nested windows of elapsed time and for the newest
-    match alone:
+    For "anything", the surface, the ad itself and the ad fields with most rows (of a multi-valued one, its first
+    value), counts of event kinds and flags among the visible events that share the candidate's value, in nested
+    windows of elapsed time and for the newest match alone:
 
         c[m, w, s] = Σ_{visible t, t in w} [value_m(t) = value_m(candidate)] · signal_s(t)
 
@@ -46,8 +46,7 @@ class MatchCounts(nn.Module):
     def __init__(self, schema: Schema, dim: int, num_tokens: int) -> None:
         super().__init__()
         self.own_id, *others = schema.ad.fields  # an entity's own id is the first field of its side
-        single = sorted((f for f in others if f.hashes or not f.multi), key=lambda f: -f.rows)
-        self.fields = tuple(single[: self.MAX_FIELDS])
+        self.fields = tuple(sorted(others, key=lambda f: -f.rows)[: self.MAX_FIELDS])
         self.num_surfaces = len(schema.surfaces)
         # Data without any event has one kind that never occurs: tokens of their bias alone.
         self.num_kinds, self.num_flags = max(len(schema.kinds), 1), len(schema.flags)
@@ -85,9 +84,9 @@ class MatchCounts(nn.Module):
         return out.flatten(1)
 
     def _matches(self, batch: Batch) -> list[Match]:
-        t, ids = batch.timeline, batch.ads.ids
+        t = batch.timeline
         ads_A = torch.arange(len(batch.ads), device=t.ad.device)
-        ads_A = torch.where(single_values(ids, self.own_id) < NUM_RESERVED, -1, ads_A)
+        ads_A = torch.where(single_values(batch.ads, self.own_id) < NUM_RESERVED, -1, ads_A)
         surfaces_A = torch.arange(self.num_surfaces, device=t.ad.device)
         found = [
             Match(None, torch.zeros_like(batch.ad_of), t.ad, 0),
@@ -95,7 +94,7 @@ class MatchCounts(nn.Module):
             match_on(ads_A, len(batch.ads), t.ad, batch.ad_of),
         ]
         for field in self.fields:
-            values_A = single_values(ids, field)
+            values_A = single_values(batch.ads, field)
             values_A = torch.where(values_A < NUM_RESERVED, -1, values_A)
             found.append(match_on(values_A, 0 if field.hashes else field.rows, t.ad, batch.ad_of))
         return found
@@ -110,9 +109,16 @@ def one_number(rows: Tensor, hashes: int) -> Tensor:
     return torch.where(rows_AK[:, 0] < NUM_RESERVED, rows_AK[:, 0], (mixed & ((1 << 62) - 1)) | (1 << 62))
 
 
-def single_values(ids: dict[str, Tensor], field: Field) -> Tensor:
-    """One number per entity [A] of a field with one value."""
-    return one_number(ids[field.name], field.hashes) if field.hashes else ids[field.name]
+def single_values(rows: EntityRows, field: Field) -> Tensor:
+    """One number per entity [A]: its value, or of several the first; PAD where there is none."""
+    ids = rows.ids[field.name]
+    if field.hashes:
+        return one_number(ids, field.hashes)
+    if not field.multi:
+        return ids
+    starts, ends = rows.offsets[field.name][:-1], rows.offsets[field.name][1:]
+    padded = torch.cat([ids, ids.new_full((1,), PAD)])
+    return padded[torch.where(ends > starts, starts, len(ids))]
 
 
 def first_ms(gap: int) -> int:

@@ -143,7 +143,7 @@ def make_world(
 
 def make_past(schema: Schema, ads: SideRows, timelines: Timelines, days: tuple[str, ...]) -> PastCounts:
     """Counts of all events of the timelines, as a store would hold them."""
-    values, starts = AdValues.of(schema, ads.field, len(ads)), day_starts(days, "UTC")
+    values, starts = AdValues.of(schema, ads.first, len(ads)), day_starts(days, "UTC")
     return PastCounts(dict(count_past(schema, vars(timelines), values, starts)), values, starts)
 
 
