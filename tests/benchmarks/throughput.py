@@ -1,7 +1,7 @@
 """Speed and memory of training steps against FuxiCTR's DIN and Wukong, on one log. `make bench NAME=throughput`.
 
-Every measurement is a process of its own with a fixed number of threads: warm-up steps, then steps for some seconds, each
-from rows in memory to updated weights. Arms take turns (A B C A B C …), so that what else the machine does meets all.
+Every measurement is a process of its own with a fixed number of threads: warm-up steps, then steps for some seconds,
+each from rows in memory to updated weights. Arms take turns (A B C A B C …): what else the machine does meets all.
 Equal on both sides: rows, fields and vocabularies, embedding width 32, history length, batch of 1,024 impressions.
 
 Ours encodes a user's history once for all of the user's impressions in a batch, peers once an impression; so how many
@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured. `rounds` of everything the claims rest on; the rest once or twice."""
+    """How much is measured. `rounds` of everything the claims rest on; the rest once or twice, or not at all."""
 
     rounds: int
     seconds: float
@@ -60,15 +60,17 @@ class Plan:
     histories: tuple[int, ...] = HISTORIES
     peers: bool = True
 
-    def turns(self) -> Iterable[list[Setting]]:
+    def turns(self) -> Iterator[list[Setting]]:
         """Rounds of settings; arms that are compared stand side by side."""
         arms = (OURS, PEER_DIN) if self.peers else (OURS,)
         for turn in range(self.rounds):
             one = [Setting(arm, h) for h in self.histories for arm in arms]
             one += [Setting(OURS, SHORT)]
+            if not self.peers:
+                yield one
+                continue
             if turn < 2:
-                beside = (PEER_WUKONG, OUR_DIN) if self.peers else (OUR_DIN,)
-                one += [Setting(arm, h) for h in self.histories for arm in beside]
+                one += [Setting(arm, h) for h in self.histories for arm in (PEER_WUKONG, OUR_DIN)]
                 one += [Setting(arm, h, threads=2) for h in self.histories for arm in arms]
             if turn == 0:
                 one += [Setting(OURS, h, per_user=k) for h in self.histories for k in OTHERS]
@@ -86,7 +88,7 @@ def measure(plan: Plan, log: Path, peers: Peers) -> list[Row]:
             row: Row = {**asdict(s), "turn": turn, "load_before": round(os.getloadavg()[0], 1)}
             try:
                 row |= peers.run(s, BATCH, plan.seconds) if s.arm.startswith("fuxictr") else run_ours(s, plan, log)
-            except (subprocess.SubprocessError, OSError, ValueError) as e:
+            except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as e:
                 failed.add((s.arm, s.history))
                 row["error"] = str(e)[-800:]
             rows.append(row)
@@ -189,14 +191,10 @@ def _times(found: Found, top: Setting, bottom: Setting, figure: str = "impressio
 def memory_note(found: Found, ours: Setting, din: Setting) -> str:
     """Peaks, and what is above the process after its imports."""
 
-    def middle(s: Setting, figure: Callable[[Row], float]) -> float:
-        return statistics.median(figure(r) for r in found.rows if all(r[k] == v for k, v in asdict(s).items()))
-
-    try:
-        peaks = [middle(s, lambda r: r["peak_mb"]) for s in (ours, din)]
-        bases = [middle(s, lambda r: r["imports_mb"]) for s in (ours, din)]
-    except (statistics.StatisticsError, KeyError):
+    if not found.values(ours, "peak_mb") or not found.values(din, "peak_mb"):
         return ""
+    peaks = [statistics.median(found.values(s, "peak_mb")) for s in (ours, din)]
+    bases = [statistics.median(found.values(s, "imports_mb")) for s in (ours, din)]
     above = [p - b for p, b in zip(peaks, bases, strict=True)]
     return (
         f"peak {peaks[0]:,.0f} against {peaks[1]:,.0f} MB, of which imports {bases[0]:,.0f} and {bases[1]:,.0f}; "
@@ -217,7 +215,8 @@ def main() -> None:
     if given.quick:
         plan = Plan(1, 0.5, LogSize(users=1024, longest=200), histories=(50,), peers=False)
     size = plan.size
-    about = f"made log: {size.users:,} users of {size.longest:,} to {2 * size.longest:,} events, {PER_USER} impressions a user"
+    spread = f"{size.longest:,} to {2 * size.longest:,} events"
+    about = f"made log: {size.users:,} users of {spread}, {PER_USER} impressions a user"
     report = Report("throughput-quick" if given.quick else "throughput", about)
     with tempfile.TemporaryDirectory(prefix="gem-bench-") as name:
         log = Path(name) / "log"

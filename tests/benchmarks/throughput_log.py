@@ -1,35 +1,40 @@
-"""The log of the throughput benchmark: users with long histories and several impressions on one day, as plain arrays.
+"""The feature store of the throughput benchmark: users with long histories and several impressions on one day.
 
-Written once as .npy files and mapped by every measured process, so that the log itself costs no side memory or time.
-Content is random: only sizes matter. 16 categorical fields, one task; event and candidate ads share one vocabulary.
+Written once; every measured process maps the reader's arrays of it, as in training. Content is random: only sizes
+matter. 16 categorical fields, one task; events and candidates share one vocabulary of ads.
 
-Legend: U users, A ads, E events, N impressions, F fields of a side, L events an impression reads.
+Legend: U users, A ads, E events, N impressions, F fields of a side.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gem.config import ModelConfig
-from gem.data.rows import SideRows
+from gem.data.build import store_write
+from gem.data.days import BEFORE, DAY_MS, day_number
 from gem.data.schema import NUM_RESERVED, Field, Schema, Side, Task
-from gem.data.store import Impressions, Timelines
+from gem.data.store import FeatureStore, Impressions
 from gem.training.data import StoreReader
 
 I32 = npt.NDArray[np.int32]
-DAY_MS = 86_400_000
-START_MS = 1_700_006_400_000  # midnight before the impressions
+I64 = npt.NDArray[np.int64]
+DAY = "2024-01-02"
+START_MS = day_number(DAY) * DAY_MS
+PAST_STEP_MS = 1_000_000  # between two events before the day: about 86 a day
 EVENTS_PER_IMPRESSION = 2  # known between two impressions of a user: the impression itself and one organic event
 USER = {"age": 9, "region": 40, "plan": 8, "segment": 200}
 AD = {"advertiser": 1000, "category": 120, "format": 8, "objective": 8, "is_post": 5}
 CONTEXT = {"hour": 27, "weekday": 10, "device": 6, "slot": 13}
 SURFACES = ("", "null", "unknown", "feed", "stories", "search")
+LOG_SIZE = "log.json"
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ def make_schema(size: LogSize) -> Schema:
         return Side((first, *(Field(n, n, rows) for n, rows in rest.items())))
 
     return Schema(
-        user=side(Field("user_id", "user_id", size.users + NUM_RESERVED), USER),
-        ad=side(Field("ad_id", "ad_id", size.ads + NUM_RESERVED), AD),
+        user=side(Field("user_id", "user_id", size.users + 1 + NUM_RESERVED), USER),
+        ad=side(Field("ad_id", "ad_id", size.ads + 1 + NUM_RESERVED), AD),
         context=side(Field("surface", "surface", len(SURFACES)), CONTEXT),
         kinds=("ad_impression", "organic"),
         flags=("click", "like"),
@@ -63,104 +68,109 @@ def make_schema(size: LogSize) -> Schema:
 
 
 def write_log(folder: Path, size: LogSize) -> None:
-    """Write the arrays of a log; the same size gives the same bytes."""
-    rng = np.random.default_rng(size.seed)
-    schema = make_schema(size)
+    """Write the store and the reader's arrays of it; the same size gives the same content."""
+    rng, schema = np.random.default_rng(size.seed), make_schema(size)
     past = rng.integers(size.longest, 2 * size.longest + 1, size.users)
-    today = EVENTS_PER_IMPRESSION * size.shown
-    offsets = np.concatenate([[0], np.cumsum(past + today)])
-    num = int(offsets[-1])
-    place = np.arange(num) - np.repeat(offsets[:-1], past + today)  # of an event in its user's timeline
-    before = np.repeat(past, past + today) - place  # above 0: so many events before the day
-    hours = np.where(before > 0, -before * 0.3, (0.5 - before) * 24 / today)
-    user = np.repeat(np.arange(size.users), size.shown)
-    turn = np.tile(np.arange(size.shown), size.users)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "offsets": offsets,
-        "event_ad": _popular(rng, size.ads, num),
-        "event_kind": rng.integers(1, 3, num).astype(np.uint8),
-        "event_flags": rng.integers(0, 4, num).astype(np.uint16),
-        "event_surface": rng.integers(NUM_RESERVED, len(SURFACES), num).astype(np.int16),
-        "event_dwell": rng.integers(0, 16, num).astype(np.uint8),
-        "event_time_ms": START_MS + (hours * 3_600_000).astype(np.int64),
-        "user": user.astype(np.int32),
-        "ad": _popular(rng, size.ads, user.size),
-        "time_ms": START_MS + (turn * DAY_MS // size.shown).astype(np.int64),
-        "cut": (past[user] + EVENTS_PER_IMPRESSION * turn).astype(np.int32),
-        "click": (rng.random(user.size) < 0.3).astype(np.float32),
-        "user_ids": _ids(rng, schema.user, size.users),
-        "ad_ids": _ids(rng, schema.ad, size.ads),
-        "context_ids": _ids(rng, schema.context, user.size),
+    tables = {
+        store_write.USERS: _entities(rng, schema.user, size.users),
+        store_write.ADS: _entities(rng, schema.ad, size.ads),
+        store_write.partition_path("timelines", BEFORE, 0): _events(rng, size, past, before=True),
+        store_write.partition_path("timelines", DAY, 0): _events(
+            rng, size, np.full(size.users, EVENTS_PER_IMPRESSION * size.shown), before=False
+        ),
+        store_write.partition_path("impressions", DAY, 0): _impressions(rng, schema, size, past),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, values in {**arrays, "size": np.array(list(asdict(size).values()))}.items():
-        np.save(folder / f"{name}.npy", values)
+    manifest = {
+        "version": store_write.VERSION,
+        "days": [DAY],
+        "zone": "UTC",
+        "files": {name: store_write.write_table(folder, name, table) for name, table in tables.items()},
+        "rows": {"users": size.users, "ads": size.ads},
+    }
+    (folder / LOG_SIZE).write_text(json.dumps({"size": asdict(size), "manifest": manifest}), encoding="utf-8")
+    open_store(folder)[0].timelines()
+
+
+def open_store(folder: Path) -> tuple[FeatureStore, LogSize]:
+    """The store (without an encoder: reading needs the schema only) and its size."""
+    found = json.loads((folder / LOG_SIZE).read_text(encoding="utf-8"))
+    size = LogSize(**found["size"])
+    encoder = SimpleNamespace(schema=make_schema(size))
+    return FeatureStore(folder, found["manifest"], encoder), size  # type: ignore[arg-type]
+
+
+def _events(rng: np.random.Generator, size: LogSize, counts: I64, before: bool) -> pa.Table:
+    """Events of every user in order: before the day one every PAST_STEP_MS, on it evenly over the day."""
+    num, user = int(counts.sum()), np.repeat(np.arange(size.users) + 1, counts)
+    place = np.arange(num) - np.repeat(np.cumsum(counts) - counts, counts)
+    if before:
+        time_ms = START_MS - (np.repeat(counts, counts) - place) * PAST_STEP_MS
+    else:
+        time_ms = START_MS + (2 * place + 1) * DAY_MS // (2 * np.repeat(counts, counts))
+    return pa.table(
+        {
+            "user": pa.array(user.astype(np.int32)),
+            "known_ms": time_ms,
+            "time_ms": time_ms,
+            "ad": pa.array(_popular(rng, size.ads, num)),
+            "kind": pa.array(rng.integers(1, 3, num).astype(np.uint8)),
+            "flags": pa.array(rng.integers(0, 4, num).astype(np.uint16)),
+            "surface": pa.array(rng.integers(NUM_RESERVED, len(SURFACES), num).astype(np.int16)),
+            "dwell": pa.array(rng.integers(0, 16, num).astype(np.uint8)),
+        }
+    )
+
+
+def _impressions(rng: np.random.Generator, schema: Schema, size: LogSize, past: I64) -> pa.Table:
+    user, turn = np.repeat(np.arange(size.users), size.shown), np.tile(np.arange(size.shown), size.users)
+    own = Side(schema.context.fields[1:])
+    return pa.table(
+        {
+            "impression_id": np.arange(user.size, dtype=np.int64),
+            "user": pa.array((user + 1).astype(np.int32)),
+            "ad": pa.array(_popular(rng, size.ads, user.size)),
+            "time_ms": START_MS + turn * DAY_MS // size.shown,
+            "cut": pa.array((past[user] + EVENTS_PER_IMPRESSION * turn).astype(np.int32)),
+            "surface": pa.array(rng.integers(NUM_RESERVED, len(SURFACES), user.size).astype(np.int16)),
+            "label_click": pa.array((rng.random(user.size) < 0.3).astype(np.int8)),
+            **{f"{store_write.CONTEXT_PREFIX}{n}": c for n, c in _columns(rng, own, user.size).items()},
+        }
+    )
 
 
 def _popular(rng: np.random.Generator, ads: int, size: int) -> I32:
-    return (ads * rng.random(size) ** 3).astype(np.int32)
+    """Entity indices from 1: a few ads are met often, most of them rarely."""
+    return (1 + ads * rng.random(size) ** 3).astype(np.int32)
 
 
-def _ids(rng: np.random.Generator, side: Side, rows: int) -> I32:
-    """Table rows, [rows, F]. The first field of users and ads is their own id; a context's is its surface."""
-    columns = [rng.integers(NUM_RESERVED, f.rows, rows) for f in side.fields]
-    if side.fields[0].rows == rows + NUM_RESERVED:
-        columns[0] = np.arange(rows) + NUM_RESERVED
-    return np.stack(columns, 1).astype(np.int32)
+def _entities(rng: np.random.Generator, side: Side, num: int) -> pa.Table:
+    """Row 0 is the unknown entity; the first field is the entity's own id."""
+    columns = _columns(rng, side, num + 1)
+    columns[side.fields[0].name] = pa.array(np.arange(num + 1, dtype=np.int32) + NUM_RESERVED)
+    return pa.table({"key": pa.array([None, *range(num)], pa.int64()), **columns})
+
+
+def _columns(rng: np.random.Generator, side: Side, num: int) -> dict[str, pa.Array]:
+    return {f.name: pa.array(rng.integers(NUM_RESERVED, f.rows, num).astype(np.int32)) for f in side.fields}
 
 
 @dataclass(frozen=True)
 class Log:
-    """A written log, mapped. `per_user`: the first impressions of every user that are trained on."""
+    """An opened log. Only the first `per_user` impressions of every user are trained on."""
 
-    schema: Schema
-    timelines: Timelines
+    store: FeatureStore
     impressions: Impressions
-    users: SideRows
-    ads: SideRows
 
     @classmethod
     def open(cls, folder: Path, per_user: int) -> Log:
         """Raises FileNotFoundError for a folder without a log, ValueError for more impressions than it holds."""
-
-        def load(name: str) -> npt.NDArray[Any]:
-            return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
-
-        size = LogSize(*np.load(folder / "size.npy").tolist())
+        store, size = open_store(folder)
         if not 1 <= per_user <= size.shown:
             raise ValueError(f"per_user: got {per_user}, this log allows 1 to {size.shown}; write a longer one")
-        schema, events = make_schema(size), ("ad", "kind", "flags", "surface", "dwell", "time_ms")
-        columns = [load(f"event_{n}") for n in events]
-        timelines = Timelines(load("offsets"), *columns, known_ms=columns[-1])
-        at = np.flatnonzero(np.arange(size.users * size.shown) % size.shown < per_user)
-        context, click = load("context_ids").take(at, axis=0), load("click")[at]
-        impressions = Impressions(
-            impression_id=at, user=load("user")[at], ad=load("ad")[at], time_ms=load("time_ms")[at],
-            cut=load("cut")[at], surface=context[:, 0].astype(np.int16), labels=click[:, None],
-            mask=np.ones((at.size, 1), np.float32), context=_side_rows(schema.context, context), true={},
-            day=np.zeros(at.size, np.int16), days=("day",),
-        )  # fmt: skip
-        return cls(schema, timelines, impressions, *(_side_rows(s, load(f"{n}_ids"))
-                   for n, s in (("user", schema.user), ("ad", schema.ad))))  # fmt: skip
+        every = store.impressions()
+        first = np.flatnonzero(np.arange(len(every)) % size.shown < per_user)
+        return cls(store, every if per_user == size.shown else every.take(first))
 
     def reader(self, model: ModelConfig) -> StoreReader:
-        """The training reader over this log, as over a feature store."""
-        store = SimpleNamespace(schema=self.schema, users=_Source(self.users), ads=_Source(self.ads))
-        lines, imp = self.timelines, self.impressions
-        return StoreReader(store, lines, imp, model.max_history, align=model.align)  # type: ignore[arg-type]
-
-
-class _Source:
-    """Entities by index, as `gem.data.collate` asks for them."""
-
-    def __init__(self, side_rows: SideRows) -> None:
-        self.rows = side_rows.take
-        self.num = len(side_rows)
-
-    def __len__(self) -> int:
-        return self.num
-
-
-def _side_rows(side: Side, ids: I32) -> SideRows:
-    nothing = np.zeros((len(ids), 0), np.float32)
-    return SideRows.of_arrays(side, ids, {}, (nothing, nothing))
+        """The training reader."""
+        return StoreReader(self.store, self.store.timelines(), self.impressions, model.max_history, align=model.align)

@@ -51,7 +51,7 @@ class Steps:
         imp = log.impressions
         train = TrainConfig(batch_impressions=batch)
         self.job = Job("throughput", model, train, imp.impression_id)
-        self.learner: Learner = make_learner(self.job, log.schema, TOTAL_STEPS)
+        self.learner: Learner = make_learner(self.job, log.store.schema, TOTAL_STEPS)
         self.reader: StoreReader = log.reader(model)
         self.share = RankShare(self.reader)
         self.plan = self._plans(batch)

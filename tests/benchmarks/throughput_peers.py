@@ -66,14 +66,15 @@ class Peers:
         if history not in self.exported:
             log, folder = Log.open(self.log, self.per_user), self.folder / f"export-{history}"
             options = Options(history=history, rates=False, sequence_fields=self.sequence_fields)
-            export(_as_store(log, self.log), folder, options)  # type: ignore[arg-type]
+            export(_as_store(log), folder, options)  # type: ignore[arg-type]
             self.exported[history] = folder
         return self.exported[history]
 
 
-def _as_store(log: Log, folder: Path) -> SimpleNamespace:
-    """What `export` reads of a feature store."""
+def _as_store(log: Log) -> SimpleNamespace:
+    """The store with the impressions that are trained on, as `export` reads it."""
+    store = log.store
     return SimpleNamespace(
-        schema=log.schema, hash="", path=folder, manifest={}, users=SimpleNamespace(side_rows=log.users),
-        ads=SimpleNamespace(side_rows=log.ads), timelines=lambda: log.timelines, impressions=lambda: log.impressions,
+        schema=store.schema, hash=store.hash, path=store.path, manifest=store.manifest, users=store.users,
+        ads=store.ads, timelines=store.timelines, impressions=lambda: log.impressions,
     )  # fmt: skip

@@ -158,7 +158,7 @@ def test_an_ad_without_a_known_id_does_not_match_itself() -> None:
     for reserved in (NULL, OOV):
         ids = {**batch.ads.ids, "ad_id": torch.where(batch.ads.ids["ad_id"] == 5, reserved, batch.ads.ids["ad_id"])}
         unknown = replace(batch, ads=replace(batch.ads, ids=ids))
-        got = check(schema, unknown, 20).reshape(len(batch), 6, -1)
+        got = check(schema, unknown, 20).reshape(len(batch), 7, -1)
         asks = unknown.ads.ids["ad_id"][batch.ad_of].numpy() == reserved
         assert asks.any() and not got[asks, 2].any() and got[~asks, 2].any()
 

@@ -18,6 +18,7 @@ from gem.data.fitting import EntityCounts, TrainCounts, fit_encoder, grow_encode
 from gem.data.hashed_vocabulary import HashedVocabulary, collision_rate
 from gem.data.hashing import stable_hash64
 from gem.data.rows import SideRows
+from gem.data.past import num_signals, past_matches
 from gem.data.schema import NULL, NUM_RESERVED
 from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import Timelines
@@ -225,6 +226,7 @@ def tiny_batch(encoder: Encoder, users: pa.Table, ads: pa.Table) -> Any:
         user=np.array([1, 1, 2, 2, 3, 3]), ad=np.array([1, 2, 3, 4, 5, 0]), time_ms=when, cut=np.full(6, 5),
         surface=np.full(6, 3), context=encoder.encode_context({}, when, ["1"] * 6), labels=np.zeros((6, 2), np.float32),
         mask=np.ones((6, 2), np.float32), impression_id=np.arange(6),
+        past=np.zeros((6, len(past_matches(encoder.schema)), num_signals(encoder.schema)), np.float32),
     )  # fmt: skip
     sources = (
         Source(encoder.schema.user, encoder.encode_entities("user", users)),
