@@ -54,9 +54,9 @@ class ModelConfig:
     num_layers: int = 2  # InterFormer layers
     num_heads: int = 4
     max_history: int = 128  # newest events of a timeline that are read
-    window: int = 128  # newest events read one by one; older ones through summaries, if num_levels > 1
-    block: int = 16  # tokens of a level that one token of the next level summarises; also the attention block
-    num_levels: int = 1  # of the pyramid; a token of level k stands for block ** k events
+    window: int = 32  # newest events read one by one; older ones through summaries, if num_levels > 1
+    block: int = 8  # tokens of a level that one token of the next level summarises; also the attention block
+    num_levels: int = 2  # of the pyramid; a token of level k stands for block ** k events
     event_attention: bool = False  # events of a block attend to the earlier ones of it
     num_pma: int = 1  # learned queries per layer
     num_recent: int = 1  # newest events that become tokens as they are

@@ -74,7 +74,7 @@ def medium() -> RunConfig:
     4.1 M dense parameters, 27 MFLOP forward per impression
     """
     model = ModelConfig(
-        dim=64, num_layers=3, num_heads=4, max_history=512, num_levels=2, num_fmb=16, num_lcb=16, rank=16,
+        dim=64, num_layers=3, num_heads=4, max_history=512, window=128, block=16, num_fmb=16, num_lcb=16, rank=16,
         mlp_hidden=512, representation_dim=64,
     )  # fmt: skip
     train = TrainConfig(batch_impressions=1024, lr_dense=1e-3)
@@ -88,7 +88,7 @@ def large() -> RunConfig:
     27 M dense parameters, 320 MFLOP forward per impression
     """
     model = ModelConfig(
-        dim=128, num_layers=4, num_heads=8, max_history=2048, window=256, num_levels=2, num_pma=2, num_recent=4,
+        dim=128, num_layers=4, num_heads=8, max_history=2048, window=256, block=16, num_pma=2, num_recent=4,
         num_fmb=24, num_lcb=24, rank=24, mlp_hidden=1024, representation_dim=128,
     )  # fmt: skip
     train = TrainConfig(batch_impressions=8192, lr_dense=6e-4, num_workers=8, checkpoint_every_steps=1000)
@@ -110,12 +110,12 @@ def xl() -> RunConfig:
     part, and 512 impressions x 28 MB of activations and looked-up rows = 14 GB: 50 GB with the blocks FSDP gathers.
     """
     model = ModelConfig(
-        dim=256, num_layers=8, num_heads=8, max_history=4096, window=256, num_levels=2, num_pma=4, num_recent=8,
+        dim=256, num_layers=8, num_heads=8, max_history=4096, window=256, block=16, num_pma=4, num_recent=8,
         num_fmb=64, num_lcb=64, rank=64, mlp_hidden=4096, representation_dim=512,
     )  # fmt: skip
     train = TrainConfig(batch_impressions=32_768, lr_dense=3e-4, num_workers=64, checkpoint_every_steps=1000)
     student = ModelConfig(
-        dim=64, num_layers=2, num_heads=4, max_history=512, num_levels=2, num_fmb=16, num_lcb=16, rank=16,
+        dim=64, num_layers=2, num_heads=4, max_history=512, window=128, block=16, num_fmb=16, num_lcb=16, rank=16,
         mlp_hidden=512, representation_dim=64,
     )  # fmt: skip
     student_train = dataclasses.replace(train, lr_dense=1e-3)

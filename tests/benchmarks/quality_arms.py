@@ -54,12 +54,12 @@ class Base:
 def model_of(base: Base, arch: str) -> ModelConfig:
     """The configuration of an architecture at the common width: baselines without counts and surface adapters.
 
-    Both are parts of GEM that the published baselines do not have. Surface is an input of all of them.
+    They are parts of GEM that the published baselines do not have; `helped` gives them. Surface is an input of all.
     """
     if arch == GEM:
         return base.model
     small = {"dim": 4} if arch == "lr" else {}  # one weight per task is read of a row; more would be dead weight
-    return replace(base.model, arch=arch, counts=False, surface_adapters=False, **small)
+    return replace(base.model, arch=arch, counts=False, past=False, surface_adapters=False, **small)
 
 
 def grid_of(arch: str, trials: int) -> tuple[Setting, ...]:
@@ -98,11 +98,13 @@ def ablations(base: Base) -> dict[str, Mapping[str, Any]]:
         "interleaving one_way": {"interleaving": "one_way"},
         "interleaving both": {"interleaving": "both"},
         "no match counts": {"counts": False},
+        "no past counts": {"past": False},
+        "neither counts": {"counts": False, "past": False},
         "no surface adapters": {"surface_adapters": False},
         "no learned queries": {"num_pma": 0},
         "no recent tokens": {"num_recent": 0},
-        "summaries on one level": {"num_levels": 1},
-        "summaries on two levels, window of a half": {"num_levels": 2, "window": max(full.max_history // 2, 1)},
+        "no summaries, every event read": {"num_levels": 1, "window": full.max_history},
+        "summaries of old events": {"num_levels": 2, "window": max(full.max_history // 4, 1), "block": 8},
         "events attend to each other": {"event_attention": True},
     }
     for length in HISTORIES:
@@ -114,8 +116,8 @@ def ablations(base: Base) -> dict[str, Mapping[str, Any]]:
 
 def helped(base: Base) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Baselines given what is GEM's own, to tell the interaction from the inputs: label -> (arch, changed fields)."""
-    given = {"counts": True, "surface_adapters": True}
-    return {f"{arch} with counts and adapters": (arch, given) for arch in ("din", "wukong")}
+    given = {"counts": True, "past": True, "surface_adapters": True}
+    return {f"{arch} with gem's inputs": (arch, given) for arch in BASELINES if arch != "lr"}
 
 
 def sized(model: ModelConfig, dim: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Options:
 
     seeds: int = 5
     trials: int = 4
-    few_seeds: int = 3
+    few_seeds: int = 2
     scaling_seeds: int = 2
     num_bootstrap: int = 1000
     min_surface_rows: int = 2000  # test rows from which a surface counts for the claim

@@ -1,4 +1,4 @@
-"""The whole model: one batch of many impressions is what many single ones are, and the future is not read."""
+"""The whole model against its parts one after the other; batches, seeds, and log probabilities of the entire space."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from gem.config import ModelConfig
 from gem.data.batch import check_batch
 from gem.model.gem import build_model
 from gem.model.heads import Output, log_probabilities, probabilities
-from gem.training.objective import log_complements, task_losses
-from tests.unit.model.synthetic import MODEL, World, changed_after, loud_ranker, make_schema, make_world
+from gem.model.inputs import Encoded
+from gem.model.levels import plan_memory
+from gem.training.objective import log_complements
+from tests.numerics.naive import Array, weights
+from tests.numerics.test_block_attention import naive_block_attention
+from tests.numerics.test_heads import naive_output
+from tests.numerics.test_interformer import naive_ffn, naive_reading
+from tests.numerics.test_pyramid import naive_memory
+from tests.numerics.test_wukong import naive_layer, naive_look_back
+from tests.unit.model.synthetic import MODEL, World, loud_ranker, make_schema, make_world
 
 WORLD = make_world(0)
 NUM = len(WORLD.impressions)
@@ -28,22 +38,10 @@ def logits_by_id(world: World, at: list[int] | np.ndarray) -> dict[int, torch.Te
     return dict(zip(batch.impression_id.tolist(), out.logits, strict=True))
 
 
-def assert_same(a: dict[int, torch.Tensor], b: dict[int, torch.Tensor], tolerance: float = 1e-5) -> None:
+def assert_same(a: dict[int, torch.Tensor], b: dict[int, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
     for key, value in a.items():
-        torch.testing.assert_close(value, b[key], atol=tolerance, rtol=tolerance)
-
-
-def truncated(world: World, n: int) -> World:
-    """The world of one impression alone: the log of its user ends right before it, nobody else has events."""
-    imp, t = world.impressions, world.timelines
-    user, cut = int(imp.user[n]), int(imp.cut[n])
-    start = int(t.offsets[user])
-    kept = slice(start, start + cut)
-    offsets = np.zeros_like(t.offsets)
-    offsets[user + 1 :] = cut
-    parts = {k: getattr(t, k)[kept] for k in ("ad", "kind", "flags", "surface", "dwell", "time_ms", "known_ms")}
-    return replace(world, timelines=type(t)(offsets=offsets, **parts))
+        torch.testing.assert_close(value, b[key], atol=1e-5, rtol=1e-5)
 
 
 def test_the_model_is_not_trivial() -> None:
@@ -51,72 +49,47 @@ def test_the_model_is_not_trivial() -> None:
     assert got.std(0).min() > 0.3
 
 
-def test_many_impressions_at_once_are_many_single_ones() -> None:
-    together = logits_by_id(WORLD, np.arange(NUM))
-    single: dict[int, torch.Tensor] = {}
-    for n in range(NUM):
-        single |= logits_by_id(truncated(WORLD, n), [n])
-    assert_same(together, single)
+def naive_gem(model: nn.Module, encoded: Encoded, config: ModelConfig, n: int) -> Array:
+    """Logits of impression n by loops, from the encoded inputs of its batch."""
+    batch, plan = encoded.batch, plan_memory(encoded.batch, config)
+    tokens, candidate, user, events = (
+        v.detach().double().numpy() for v in (encoded.tokens, encoded.candidate, encoded.user, encoded.events)
+    )
+    q, people = candidate[n], [user[u].reshape(-1) for u in plan.user_of.tolist()]
+    memory = naive_memory(model.pyramid, batch, config, events)
+    outputs = [tokens[n]]
+    for layer in model.layers:
+        x = outputs[-1]
+        if layer.look_back is not None:
+            x = naive_look_back(weights(layer.look_back), x, outputs[:-1])
+        if layer.sequence.ffn is not None:
+            w = weights(layer.sequence.ffn)
+            memory = memory + np.array([naive_ffn(w, m, p) for m, p in zip(memory, people, strict=True)])
+        memory = memory + naive_block_attention(layer.sequence.attention, config.num_heads, plan, memory, config.block)
+        if layer.reading is not None:
+            x = np.concatenate([x, naive_reading(layer.reading, (x, q, memory), (batch, plan, n), config)])
+        outputs.append(naive_layer(layer.interact, x))
+    last = outputs[-1]
+    if model.late is not None:
+        last = np.concatenate([last, naive_reading(model.late, (last, q, memory), (batch, plan, n), config)])
+    return naive_output(model.heads, last.reshape(-1), int(batch.surface[n]), tokens[n].reshape(-1))[0]
 
 
-def test_gradients_of_many_at_once_are_the_sum_of_single_ones() -> None:
-    model = loud_ranker(WORLD.schema, seed=3)
-    weight = torch.linspace(-1, 1, NUM + 2000)
-
-    def backward(world: World, at: list[int]) -> None:
-        batch = world.batch(at)
-        logits = model(batch).logits
-        (logits * weight[batch.impression_id].unsqueeze(1)).sum().backward()
-
-    def gradients() -> dict[str, torch.Tensor]:
-        out = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
-        model.zero_grad(set_to_none=True)
-        return out
-
-    some = list(range(0, NUM, 3))
-    backward(WORLD, some)
-    together = gradients()
-    for n in some:
-        backward(truncated(WORLD, n), [n])
-    single = gradients()
-    assert together.keys() == single.keys() == {k for k, _ in model.named_parameters()}
-    for key, value in together.items():
-        torch.testing.assert_close(value, single[key], atol=2e-5 * max(1.0, float(value.abs().max())), rtol=1e-3)
-
-
-@pytest.mark.parametrize("n", range(0, NUM, 5))
-def test_events_after_the_cut_change_nothing(n: int) -> None:
-    imp = WORLD.impressions
-    changed = changed_after(WORLD, int(imp.user[n]), int(imp.cut[n]))
-    before, after = logits_by_id(WORLD, np.arange(NUM)), logits_by_id(changed, np.arange(NUM))
-    key = int(imp.impression_id[n])
-    torch.testing.assert_close(before[key], after[key], atol=1e-6, rtol=1e-6)
-
-
-def test_events_before_the_cut_do_change_something() -> None:
-    """The test above has power: the same change one event earlier is seen."""
-    imp = WORLD.impressions
-    n = int(np.argmax(imp.cut))
-    changed = changed_after(WORLD, int(imp.user[n]), int(imp.cut[n]) - 1)
-    key = int(imp.impression_id[n])
-    assert (logits_by_id(WORLD, [n])[key] - logits_by_id(changed, [n])[key]).abs().max() > 1e-3
-
-
-def test_events_older_than_the_history_change_nothing() -> None:
-    imp = WORLD.impressions
-    n = int(np.argmax(imp.cut))
-    t, user = WORLD.timelines, int(imp.user[n])
-    assert imp.cut[n] > MODEL.max_history
-    ad = t.ad.copy()
-    first, last = int(t.offsets[user]), int(t.offsets[user] + imp.cut[n] - MODEL.max_history)
-    ad[first:last] = (ad[first:last] + 1) % 20
-    changed = replace(WORLD, timelines=replace(t, ad=ad))
-    same_user = np.flatnonzero(imp.user == user)
-    key = int(imp.impression_id[n])
-    assert_same({key: logits_by_id(WORLD, same_user)[key]}, {key: logits_by_id(changed, same_user)[key]}, 1e-6)
-    ad[last] = (ad[last] + 1) % 20
-    changed = replace(WORLD, timelines=replace(t, ad=ad))
-    assert (logits_by_id(WORLD, [n])[key] - logits_by_id(changed, [n])[key]).abs().max() > 1e-4
+@pytest.mark.parametrize("interleaving", ["separate", "one_way", "both"])
+def test_the_whole_network_is_its_parts_one_after_the_other(interleaving: str) -> None:
+    config = replace(
+        MODEL, interleaving=interleaving, num_layers=3, num_levels=2, block=3, window=2, max_history=12,
+        event_attention=True, num_pma=1, num_recent=2,
+    )  # fmt: skip
+    ranker = loud_ranker(WORLD.schema, config)
+    cut = WORLD.impressions.cut
+    at = [int(np.argmax(cut)), int(np.flatnonzero(cut == 0)[0]), int(np.flatnonzero(cut == 1)[0]), 5]
+    batch = WORLD.batch(at, config.max_history, config.align)
+    with torch.inference_mode():
+        encoded = ranker.dense.inputs(batch, ranker.tables(batch.lookups()))
+        got = ranker(batch).logits.numpy()
+    expected = [naive_gem(ranker.dense, encoded, config, n) for n in range(len(batch))]
+    np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -129,26 +102,6 @@ def test_order_and_split_of_a_batch_do_not_matter(seed: int) -> None:
     for at in np.split(rng.permutation(NUM), cuts):
         parts |= logits_by_id(WORLD, at)
     assert_same(whole, parts)
-
-
-def test_impressions_of_a_user_at_the_same_time_do_not_see_each_other() -> None:
-    twice = np.array([7, 7, 7])
-    batch = WORLD.batch(twice)
-    with torch.inference_mode():
-        out = MODEL_OF_WORLD(batch)
-    torch.testing.assert_close(out.logits[0], out.logits[2])
-    assert out.representation.shape == (3, MODEL.representation_dim)
-
-
-@pytest.mark.parametrize("events_per_user", [0, 1])
-def test_batch_without_events_is_finite_and_trains(events_per_user: int) -> None:
-    world = make_world(2, events_per_user=events_per_user)
-    batch = world.batch(np.arange(len(world.impressions)))
-    model = loud_ranker(world.schema)
-    task_losses(model(batch).logits, batch.labels, batch.mask, world.schema).sum().backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None, name
-        assert torch.isfinite(p.grad).all(), name
 
 
 def test_weights_depend_on_the_seed_only_and_leave_the_global_generator_alone() -> None:

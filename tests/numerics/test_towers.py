@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from gem.data.batch import EntityRows
 from gem.data.schema import Field, Side
-from gem.model.towers import SideTower, mean_pool
+from gem.model.towers import CreativeToken, SideTower, mean_pool
+from tests.numerics.naive import check_gradients, doubles, gelu, linear, loud, norm, weights
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [3], [0, 0], [2, 0, 5, 1, 0], [0, 4]])
@@ -45,15 +44,13 @@ def test_tower_keeps_the_first_field_and_compresses_the_rest() -> None:
     side, rows, emb = rows_and_embeddings(5, dim)
     tower = SideTower(side, dim, num_tokens)
     got = tower(rows, emb)
-    w = {k: v.detach().double().numpy() for k, v in tower.state_dict().items()}
+    w = weights(tower)
     for b in range(5):
         start, end = rows.offsets["tags"][b : b + 2].tolist()
         tags = emb["tags"][start:end].double().mean(0).numpy() if end > start else np.zeros(dim)
         flat = np.concatenate([tags, emb["x"][b], rows.numeric[b], rows.vectors[b]]).astype(np.float64)
-        normed = (flat - flat.mean()) / math.sqrt(flat.var() + 1e-5) * w["compress.0.weight"] + w["compress.0.bias"]
-        hidden = w["compress.1.weight"] @ normed + w["compress.1.bias"]
-        hidden = np.array([0.5 * h * (1 + math.erf(h / math.sqrt(2))) for h in hidden])
-        rest = (w["compress.3.weight"] @ hidden + w["compress.3.bias"]).reshape(num_tokens - 1, dim)
+        hidden = gelu(linear(w, "compress.1", norm(w, "compress.0", flat)))
+        rest = linear(w, "compress.3", hidden).reshape(num_tokens - 1, dim)
         np.testing.assert_allclose(got[b].detach().numpy(), np.vstack([emb["id"][b].numpy(), rest]), atol=1e-5)
 
 
@@ -62,3 +59,23 @@ def test_tower_with_nothing_but_an_id_repeats_it() -> None:
     emb = {"id": torch.randn(2, 4)}
     out = SideTower(side, 4, 3)(EntityRows({}, {}, torch.zeros(2, 0), torch.zeros(2, 0)), emb)
     assert torch.equal(out, emb["id"].unsqueeze(1).expand(2, 3, 4))
+
+
+def test_gradients_of_towers_are_finite_differences() -> None:
+    side, rows, emb = rows_and_embeddings(3, 2)
+    rows = EntityRows({}, rows.offsets, rows.numeric.double(), rows.vectors.double())
+    given = [doubles(*emb[n].shape) for n in ("id", "tags", "x")]
+    check_gradients(
+        SideTower(side, 2, 2), lambda run, *e: run(rows, dict(zip(("id", "tags", "x"), e, strict=True))), *given
+    )
+
+
+def test_creative_token_projects_the_frozen_vectors() -> None:
+    side = Side((Field("id", "id", 9),), (), (("text", 3), ("image", 2)))
+    token, vectors = loud(CreativeToken(side, 4)), torch.randn(6, 5)
+    got, w = token(vectors), weights(token, "project.")
+    assert got.shape == (6, 1, 4)
+    for a in range(6):
+        hidden = gelu(linear(w, "1", norm(w, "0", vectors[a].double().numpy())))
+        np.testing.assert_allclose(got[a, 0].detach().numpy(), linear(w, "3", hidden), atol=1e-5)
+    check_gradients(CreativeToken(side, 2), lambda run, v: run(v), doubles(2, 5))

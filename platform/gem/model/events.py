@@ -42,12 +42,12 @@ class EventEncoder(nn.Module):
         return x + self._flags(t.flags)
 
     def _flags(self, flags_T: Tensor) -> Tensor:
-        num = max(self.num_flags, 1)
+        num, dtype = max(self.num_flags, 1), self.flag.weight.dtype
         if 1 << num > MAX_FLAG_ROWS:
-            out: Tensor = self.flag(flag_bits(flags_T, num))
+            out: Tensor = self.flag(flag_bits(flags_T, num).to(dtype))
             return out
         every = torch.arange(1 << num, device=flags_T.device)
-        return F.embedding(flags_T & ((1 << num) - 1), self.flag(flag_bits(every, num)))
+        return F.embedding(flags_T & ((1 << num) - 1), self.flag(flag_bits(every, num).to(dtype)))
 
 
 def flag_bits(flags: Tensor, num_flags: int) -> Tensor:

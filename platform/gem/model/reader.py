@@ -36,7 +36,7 @@ class TimelineReader(nn.Module):
         num_queries, dim = queries.shape[1:]
         found = zip(
             packing.blocks,
-            packing.gather_impressions(self.query(queries)),
+            packing.gather_impressions(self.query(queries) * (dim // self.num_heads) ** -0.5),
             packing.gather_events(self.key_value(memory)),
             packing.lookup_gaps(self.gap_bias),
             strict=True,
@@ -48,8 +48,10 @@ class TimelineReader(nn.Module):
             both = torch.cat([self.nothing.expand(p, 1, -1), kv_PLD], dim=1)
             k, v = both.view(p, length + 1, 2, self.num_heads, -1).permute(2, 0, 3, 1, 4)
             bias = bias_PILH.permute(0, 3, 1, 2).masked_fill(~block.visible.unsqueeze(1), float("-inf"))
-            bias = F.pad(bias, (1, 0)).repeat_interleave(num_queries, dim=2)
-            read = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+            # Written out: with a learned bias PyTorch's kernel does the same, and wants the bias once per query.
+            scores = (q @ k.transpose(2, 3)).view(p, self.num_heads, i, num_queries, length + 1)
+            weights = torch.softmax(scores + F.pad(bias, (1, 0)).unsqueeze(3), dim=4)
+            read = weights.view(p, self.num_heads, i * num_queries, length + 1) @ v
             parts.append(read.transpose(1, 2).reshape(p, i, num_queries, dim))
         out: Tensor = self.out(packing.scatter(parts))
         return out

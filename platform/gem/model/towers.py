@@ -34,9 +34,9 @@ class SideTower(nn.Module):
         self.compress = (
             nn.Sequential(
                 nn.LayerNorm(width),
-                nn.Linear(width, dim * num_tokens),
+                nn.Linear(width, 2 * dim),
                 nn.GELU(),
-                nn.Linear(dim * num_tokens, dim * (num_tokens - 1)),
+                nn.Linear(2 * dim, dim * (num_tokens - 1)),
             )
             if width
             else None

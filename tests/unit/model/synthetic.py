@@ -24,7 +24,16 @@ from gem.model.ranker import Ranker
 MINUTE_MS = 60_000
 START_MS = 1_700_000_000_000
 MODEL = ModelConfig(
-    dim=8, num_layers=2, num_heads=2, max_history=6, num_fmb=3, num_lcb=3, rank=3, mlp_hidden=16, representation_dim=8
+    dim=8,
+    num_layers=2,
+    num_heads=2,
+    max_history=6,
+    num_levels=1,
+    num_fmb=3,
+    num_lcb=3,
+    rank=3,
+    mlp_hidden=16,
+    representation_dim=8,
 )
 
 

@@ -97,9 +97,9 @@ def test_weights_hash_sees_every_name_and_number_and_no_order() -> None:
     weights = {k: v.clone() for k, v in Ranker(SCHEMA, MODEL).state_dict().items()}
     first = weights_hash(weights)
     assert weights_hash(dict(reversed(weights.items()))) == first
-    renamed = {("dense.other" if k == "dense.head.bias" else k): v for k, v in weights.items()}
+    renamed = {("dense.other" if k == "dense.heads.head.bias" else k): v for k, v in weights.items()}
     assert weights_hash(renamed) != first
-    weights["dense.head.bias"][0] += 1e-6
+    weights["dense.heads.head.bias"][0] += 1e-6
     assert weights_hash(weights) != first
 
 

@@ -196,7 +196,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tiny: Tiny) -> None:
     bundle = load_bundle(Path(tiny.models[0].path))
     histories = MemoryHistories(tiny.store.timelines())
     for change, says in (
-        ({"dense.head.weight": None}, r"missing dense\.head\.weight"),
+        ({"dense.heads.head.weight": None}, r"missing dense\.heads\.head\.weight"),
         ({"dense.extra": torch.zeros(1)}, r"unexpected dense\.extra"),
         ({"tables.tables.ad_id.weight": torch.zeros(3, 8)}, r"tables\.ad_id\.weight \(needs"),
     ):

@@ -29,7 +29,7 @@ def test_shipped_spaces_fit_every_recipe(name: str, which: str) -> None:
         ({}, "search space is empty"),
         ({"train.lr_dens": Range(0.1, 0.2)}, r'no path "train\.lr_dens"\. Did you mean "train\.lr_dense"\?'),
         ({"train": Choice((1,))}, 'no path "train"'),
-        ({"data.num_shards": Choice((1, 2))}, r'"data\.num_shards" cannot be swept: .*Allowed: model\.dim, '),
+        ({"data.num_shards": Choice((1, 2))}, r'"data\.num_shards" cannot be swept: .*Allowed: model\.arch, '),
         ({"train.num_workers": Choice((1, 2))}, r'"train\.num_workers" cannot be swept'),
         ({"train.lr_dense": Range(0.2, 0.1)}, "contradictory bounds; the first must be smaller"),
         ({"train.lr_dense": Range(0.1, 0.1)}, "contradictory bounds"),
