@@ -52,7 +52,7 @@ class ModelConfig:
     arch: str = "gem"  # gem, or a baseline in the same trunk: lr, dlrm, dcnv2, din, wukong
     dim: int = 32  # D, width of a token and of an embedding row
     num_layers: int = 2  # InterFormer layers
-    num_heads: int = 4
+    num_heads: int = 2
     max_history: int = 128  # newest events of a timeline that are read
     window: int = 32  # newest events read one by one; older ones through summaries, if num_levels > 1
     block: int = 8  # tokens of a level that one token of the next level summarises; also the attention block

@@ -70,9 +70,9 @@ class Plan:
                 yield one
                 continue
             if turn < 2:
-                one += [Setting(arm, h) for h in self.histories for arm in (PEER_WUKONG, OUR_DIN)]
                 one += [Setting(arm, h, threads=2) for h in self.histories for arm in arms]
             if turn == 0:
+                one += [Setting(arm, h) for h in self.histories for arm in (PEER_WUKONG, OUR_DIN)]
                 one += [Setting(OURS, h, per_user=k) for h in self.histories for k in OTHERS]
             yield one
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="our side only, one short round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of stepping in every process")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of stepping in every process")
     parser.add_argument("--data-dir", help="not read: the log is made")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the folder's removal

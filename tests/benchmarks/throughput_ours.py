@@ -27,6 +27,7 @@ from gem.training.plan import plan_epoch
 from tests.benchmarks.throughput_log import Log
 
 WARM_UP = 3  # steps
+LONG = 512  # events; longer histories are summarised twice
 TOTAL_STEPS = 10_000  # of the learning rate's schedule
 
 
@@ -116,8 +117,9 @@ def options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def model_config(given: argparse.Namespace) -> ModelConfig:
-    """The default size, reading so many events; and what `--set` says."""
-    model = ModelConfig(arch=given.arch, max_history=given.history)
+    """The default size, reading so many events (long ones on one level more); and what `--set` says."""
+    levels = ModelConfig().num_levels + int(given.history > LONG)
+    model = ModelConfig(arch=given.arch, max_history=given.history, num_levels=levels)
     return apply_overrides(RunConfig(model=model), given.set).model
 
 

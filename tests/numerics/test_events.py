@@ -1,4 +1,4 @@
-"""Encoding of events against loops in float64, with few flags (tabulated) and with many (multiplied out)."""
+"""Encoding of events against loops in float64, with no flags, with few and with many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gem.model.events import MAX_FLAG_ROWS, EventEncoder, flag_bits
+from gem.model.events import EventEncoder, distinct, flag_bits
 from tests.numerics.naive import check_gradients, doubles, linear, loud, weights
 from tests.unit.model.synthetic import make_world
 
@@ -18,7 +18,6 @@ BATCH = WORLD.batch(np.arange(len(WORLD.impressions)), 20)
 
 @pytest.mark.parametrize("num_flags", [0, 2, 16])
 def test_an_event_is_the_sum_of_its_parts(num_flags: int) -> None:
-    assert (MAX_FLAG_ROWS < 1 << 16) and (MAX_FLAG_ROWS >= 1 << 2)
     flags = torch.randint(0, 1 << num_flags, BATCH.timeline.flags.shape, generator=torch.Generator().manual_seed(1))
     t = replace(BATCH.timeline, flags=flags)
     encoder = loud(EventEncoder(replace(WORLD.schema, flags=tuple(f"f{i}" for i in range(num_flags))), 6))
@@ -51,3 +50,12 @@ def test_every_parameter_gets_a_gradient_even_without_events() -> None:
 def test_flag_bits() -> None:
     assert flag_bits(torch.tensor([0, 1, 2, 5]), 3).tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 0, 1]]
     assert flag_bits(torch.tensor([1 << 15]), 16)[0, 15] == 1
+
+
+@pytest.mark.parametrize("bound", [50, 1 << 40])
+def test_distinct_values_and_their_places(bound: int) -> None:
+    """By marks in a table and, where that would be large, by sorting."""
+    values = torch.tensor([7, 3, 49, 3, 7, 0])
+    found, place = distinct(values, bound)
+    assert found.tolist() == [0, 3, 7, 49] and torch.equal(found[place], values)
+    assert [t.numel() for t in distinct(values[:0], bound)] == [0, 0]

@@ -31,7 +31,7 @@ from tests.numerics.naive import (
 )
 from tests.numerics.test_block_attention import naive_block_attention
 from tests.numerics.test_levels import naive_reads
-from tests.numerics.test_reader import naive_attention
+from tests.numerics.test_timeline_reader import naive_attention
 from tests.unit.model.synthetic import MODEL, loud_ranker, make_world
 
 WORLD = make_world(0)

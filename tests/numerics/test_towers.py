@@ -50,7 +50,7 @@ def test_tower_keeps_the_first_field_and_compresses_the_rest() -> None:
         tags = emb["tags"][start:end].double().mean(0).numpy() if end > start else np.zeros(dim)
         flat = np.concatenate([tags, emb["x"][b], rows.numeric[b], rows.vectors[b]]).astype(np.float64)
         hidden = gelu(linear(w, "compress.1", norm(w, "compress.0", flat)))
-        rest = linear(w, "compress.3", hidden).reshape(num_tokens - 1, dim)
+        rest = linear(w, "expand", hidden).reshape(num_tokens - 1, dim)
         np.testing.assert_allclose(got[b].detach().numpy(), np.vstack([emb["id"][b].numpy(), rest]), atol=1e-5)
 
 

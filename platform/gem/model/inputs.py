@@ -54,7 +54,7 @@ class Inputs(nn.Module):
         self.ad = SideTower(schema.ad, dim, AD_TOKENS)
         self.context = SideTower(schema.context, dim, CONTEXT_TOKENS)
         self.creative = CreativeToken(schema.ad, dim) if schema.ad.vectors else None
-        self.ad_vector = nn.Sequential(nn.Linear(AD_TOKENS * dim, dim), nn.LayerNorm(dim))
+        self.ad_vector = nn.Sequential(nn.Linear(self.ad.width, dim), nn.LayerNorm(dim))
         self.events = EventEncoder(schema, dim)
         self.counts = MatchCounts(schema, dim, COUNT_TOKENS) if config.counts else None
         self.past = PastTokens(schema, dim, PAST_TOKENS) if config.past else None
@@ -64,11 +64,12 @@ class Inputs(nn.Module):
 
     def forward(self, batch: Batch, emb: dict[str, Tensor]) -> Encoded:
         """emb: field -> looked-up rows for `batch.lookups()`."""
-        user, ads = self.user(batch.users, emb), self.ad(batch.ads, emb)
-        ad_vectors = self.ad_vector(ads.flatten(1))
-        parts = [user[batch.user_of], ads[batch.ad_of], self.context(batch.context, emb)]
+        user, ads = self.user(batch.users, emb), self.ad.encode(batch.ads, emb)
+        # Most ads of a batch are met in events only: they need a vector, and only candidates need tokens.
+        ad_vectors = self.ad_vector(ads)
+        parts = [user[batch.user_of], self.ad.tokens(ads[batch.ad_of]), self.context(batch.context, emb)]
         if self.creative is not None:
-            parts.append(self.creative(batch.ads.vectors)[batch.ad_of])
+            parts.append(self.creative(batch.ads.vectors[batch.ad_of]))
         if self.counts is not None:
             parts.append(self.counts(batch, self.config.max_history))
         if self.past is not None:

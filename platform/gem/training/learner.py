@@ -63,7 +63,9 @@ class Learner:
         self.schema, self.config, self.tables = schema, config, tables
         self.total_steps = total_steps
         self.objective = Objective(model, distill)
-        self.parallel = DistributedDataParallel(self.objective, find_unused_parameters=False)
+        # One rank has nobody to average with: its gradients need no buckets.
+        alone = dist.get_world_size() == 1
+        self.parallel = self.objective if alone else DistributedDataParallel(self.objective)
         decay, plain = split_decay(self.objective)
         self.optimizer = torch.optim.AdamW(
             [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
