@@ -30,7 +30,7 @@ STUDENT = ModelConfig(
 def nano() -> RunConfig:
     """Seconds of training on a laptop, on a small generated world: every part is there and none is large.
 
-    width 8, 1 layer of 4 tokens, history 32: 22 k dense parameters, 65 kFLOP forward per impression
+    width 8, 1 layer of 4 tokens, history 32: 23 k dense parameters, 62 kFLOP forward per impression
     """
     model = ModelConfig(
         dim=8, num_layers=1, num_heads=2, max_history=32, num_fmb=2, num_lcb=2, rank=4, mlp_hidden=32,
@@ -52,7 +52,7 @@ def nano() -> RunConfig:
 def small() -> RunConfig:
     """Half the default in every direction, on the same world.
 
-    width 16, 2 layers of 8 tokens, history 64: 78 k dense parameters, 400 kFLOP forward per impression
+    width 16, 2 layers of 8 tokens, history 64: 77 k dense parameters, 295 kFLOP forward per impression
     """
     model = dataclasses.replace(STUDENT, num_layers=2)
     student = dataclasses.replace(STUDENT, dim=8, max_history=32, mlp_hidden=32, representation_dim=8)
@@ -62,7 +62,8 @@ def small() -> RunConfig:
 def default() -> RunConfig:
     """Minutes on a laptop: what `make pipeline` runs, on the generated world and on real data alike.
 
-    width 32, 2 layers of 16 tokens, history 128: 345 k dense parameters, 2.5 MFLOP forward per impression
+    width 32, 2 layers of 16 tokens, history 128 (the newest 32 events one by one, older ones in blocks of 8):
+    333 k dense parameters, 1.45 MFLOP forward per impression
     """
     return RunConfig(recipe="default", student=STUDENT)
 
@@ -71,7 +72,7 @@ def medium() -> RunConfig:
     """Hours on a workstation, for data of millions of impressions.
 
     width 64, 3 layers of 32 tokens, history 512 (the newest 128 events one by one, older ones in blocks of 16):
-    4.1 M dense parameters, 27 MFLOP forward per impression
+    4.0 M dense parameters, 20 MFLOP forward per impression
     """
     model = ModelConfig(
         dim=64, num_layers=3, num_heads=4, max_history=512, window=128, block=16, num_fmb=16, num_lcb=16, rank=16,
@@ -85,7 +86,7 @@ def large() -> RunConfig:
     """One machine with some GPUs, for data of hundreds of millions of impressions.
 
     width 128, 4 layers of 48 tokens, history 2048 (the newest 256 events one by one, older ones in blocks of 16):
-    27 M dense parameters, 320 MFLOP forward per impression
+    26 M dense parameters, 212 MFLOP forward per impression
     """
     model = ModelConfig(
         dim=128, num_layers=4, num_heads=8, max_history=2048, window=256, block=16, num_pma=2, num_recent=4,
@@ -104,10 +105,10 @@ def xl() -> RunConfig:
     """Planned for 64 GPUs of 80 GB and 2.1 billion table rows; costed on the meta device, never trained here.
 
     width 256, 8 layers of 128 tokens, history 4096 (the newest 256 events one by one, older ones in blocks of 16):
-    970 M dense parameters, 3.8 GFLOP forward per impression
+    964 M dense parameters, 3.3 GFLOP forward per impression
 
-    A rank holds 2.1 G rows / 64 x (256 + 1 moment) x 4 B = 34 GB of tables, 970 M / 64 x 16 B = 0.24 GB of the dense
-    part, and 512 impressions x 28 MB of activations and looked-up rows = 14 GB: 50 GB with the blocks FSDP gathers.
+    A rank holds 2.1 G rows / 64 x (256 + 1 moment) x 4 B = 34 GB of tables, 964 M / 64 x 16 B = 0.24 GB of the dense
+    part, and 512 impressions x 27 MB of activations and looked-up rows = 14 GB: 49 GB with the blocks FSDP gathers.
     """
     model = ModelConfig(
         dim=256, num_layers=8, num_heads=8, max_history=4096, window=256, block=16, num_pma=4, num_recent=8,

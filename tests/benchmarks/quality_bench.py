@@ -81,6 +81,10 @@ class Bench:
         meter = self.meters[specs[0].dataset]
         return found[best_of({key: meter.validation_ne(run, task, surface) for key, run in found.items()})]
 
+    def validation_ne(self, run: Finished, task: str) -> float:
+        """Calibrated NE of a run on the validation day."""
+        return self.meters[run.spec.dataset].validation_ne(run, task)
+
     def chosen(self, arch: str, dataset: str = KUAIRAND, surface: str = "") -> Setting:
         """The tuned fields of an architecture."""
         setting: Setting = setting_of(self.best(self.trials(arch, dataset, surface), surface=surface).spec)

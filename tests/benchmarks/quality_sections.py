@@ -31,9 +31,16 @@ def as_json(found: Metric) -> dict[str, float | None]:
     return {"value": found.value, "low": found.low, "high": found.high}
 
 
+CONTENDERS = 3  # peers that are run with all seeds
+
+
 @dataclass(frozen=True)
 class Peers:
-    """Other libraries, one model per task; each tuned for its task. The figures come with those of `Arms`."""
+    """Other libraries, one model per task; each tuned for its task. The figures come with those of `Arms`.
+
+    All seeds go to the `CONTENDERS` with the lowest NE on the validation day; the others are shown with the one seed
+    they were tuned with.
+    """
 
     name: str = "peers"
     arms: tuple[str, ...] = PEERS
@@ -43,7 +50,20 @@ class Peers:
 
     def seeds(self, bench: Bench, arm: str, task: str) -> list[Any]:
         setting = bench.best(self.trials(bench, arm, task), task).spec.setting
-        return list(peer_runs(arm, task, setting, bench.base.model.max_history, bench.options.seeds))
+        count = bench.options.seeds if arm in self.contenders(bench, task) else 1
+        return list(peer_runs(arm, task, setting, bench.base.model.max_history, count))
+
+    def contenders(self, bench: Bench, task: str) -> list[str]:
+        """The peers that come first on the validation day."""
+        if bench.planning:
+            return list(self.arms[:CONTENDERS])
+        ne: dict[str, float] = {}
+        for arm in self.arms:
+            try:
+                ne[arm] = bench.validation_ne(bench.best(self.trials(bench, arm, task), task), task)
+            except Unmeasured:
+                continue
+        return sorted(ne, key=lambda arm: ne[arm])[:CONTENDERS]
 
     def tuning(self, bench: Bench) -> Sequence[Spec]:
         return [run for arm in self.arms for task in (CLICK, CONVERSION) for run in self.trials(bench, arm, task)]
