@@ -100,19 +100,68 @@ class PastCounts:
 
     def __init__(self, tables: Mapping[str, CountTable], values: AdValues, starts_ms: I64) -> None:
         self._tables, self._values, self._starts = dict(tables), values, starts_ms
+        self._direct: DirectIndex | None = None
 
     def at(self, ad: Ids, surface: Ids, time_ms: I64) -> F32:
         """Counts before the local day of each impression: ad index, surface code and ms UTC [N] -> [N, M, S]."""
         # An event of slot e is known before the start of day e; an impression of day d reads slots up to d.
         slot = np.searchsorted(self._starts, time_ms, side="right").astype(np.int64) - 1
-        out = []
-        for name, table in self._tables.items():
-            if name == EVERYTHING:
-                code: Ids = np.full(len(ad), NUM_RESERVED, np.int64)
-            else:
-                code = surface if name == SURFACE else self._values.codes[name][ad]
-            out.append(table.at(code, slot))
-        return np.stack(out, 1)
+        codes = [self._codes(name, ad, surface) for name in self._tables]
+        tables = list(self._tables.values())
+        if self._direct is None and DirectIndex.fits(tables):
+            self._direct = DirectIndex.of(tables)
+        if self._direct is not None:
+            return self._direct.at(codes, slot)
+        return np.stack([table.at(code, slot) for table, code in zip(tables, codes, strict=True)], 1)
+
+    def _codes(self, name: str, ad: Ids, surface: Ids) -> Ids:
+        if name == EVERYTHING:
+            return np.full(len(ad), NUM_RESERVED, np.int64)
+        return surface if name == SURFACE else self._values.codes[name][ad]
+
+
+class DirectIndex:
+    """The tables of a log of moderate size, with one row number for every (value, day): no search per look-up.
+
+    rows_of: for each table row numbers [C + 1, slots] of its last sums up to that slot; sums [E + 1, S] of all
+    tables, the last row zero.
+    """
+
+    MAX_CELLS, MAX_NUMBERS = 1 << 24, 1 << 26  # 64 MB of row numbers, 256 MB of sums
+
+    def __init__(self, rows_of: Sequence[npt.NDArray[np.int32]], sums: F32) -> None:
+        self._rows_of, self._sums = list(rows_of), sums
+
+    @classmethod
+    def fits(cls, tables: Sequence[CountTable]) -> bool:
+        """Whether this costs little memory."""
+        cells = sum((_num_codes(t) + 1) * t.slots for t in tables)
+        return cells <= cls.MAX_CELLS and sum(t.sums.size for t in tables) <= cls.MAX_NUMBERS
+
+    @classmethod
+    def of(cls, tables: Sequence[CountTable]) -> DirectIndex:
+        rows_of, base, none = [], 0, sum(len(t.keys) for t in tables)
+        for table in tables:
+            rows = np.full((_num_codes(table) + 1, table.slots), -1, np.int32)
+            rows.reshape(-1)[table.keys] = np.arange(base, base + len(table.keys))
+            rows = np.maximum.accumulate(rows, axis=1)
+            rows_of.append(np.where(rows < 0, np.int32(none), rows))
+            base += len(table.keys)
+        zero = np.zeros((1, tables[0].sums.shape[1]), np.float32)
+        return cls(rows_of, np.concatenate([*(t.sums for t in tables), zero]))
+
+    def at(self, codes: Sequence[Ids], slot: I64) -> F32:
+        """As `PastCounts.at`, from codes [N] per table."""
+        none = len(self._sums) - 1
+        rows = np.empty((len(slot), len(codes)), np.int32)
+        for m, (code, rows_of) in enumerate(zip(codes, self._rows_of, strict=True)):
+            rows[:, m] = rows_of[np.minimum(code, len(rows_of) - 1), slot]
+        rows[slot < 0] = none
+        return self._sums.take(rows, axis=0)
+
+
+def _num_codes(table: CountTable) -> int:
+    return int(table.keys[-1]) // table.slots + 1 if table.keys.size else 0
 
 
 def count_events(code_T: Ids, slot_T: I64, signals_T: tuple[Ids, Ids], shape: tuple[int, int, int]) -> CountTable:

@@ -14,6 +14,7 @@ from gem.data.build import store_write
 from gem.data.past import (
     AdValues,
     CountTable,
+    DirectIndex,
     PastCounts,
     count_events,
     count_past,
@@ -190,3 +191,17 @@ def test_a_stores_counts_are_those_of_its_timelines(tmp_path: Path) -> None:
     expected = np.array([naive_counts(schema, events, values, starts, s) for s in shown])
     np.testing.assert_array_equal(got, expected)
     assert (expected.sum((0, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_that_is_too_large_for_row_numbers_is_searched_to_the_same_counts(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, values = random_log(seed)
+    rng, starts = np.random.default_rng(seed), day_starts(DAYS, "UTC")
+    ad, surface = rng.integers(0, NUM_ADS, 200), rng.integers(0, 5, 200)
+    time = starts[0] + rng.integers(-3 * DAY_MS, 9 * DAY_MS, 200)
+    direct = past_of(events, values).at(ad, surface, time)
+    monkeypatch.setattr(DirectIndex, "MAX_CELLS", 0)
+    assert np.array_equal(past_of(events, values).at(ad, surface, time), direct)
+    assert direct.any()
