@@ -65,6 +65,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=Options.trials)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--plan", action="store_true", help="only print how many runs are left")
+    parser.add_argument("--stored", action="store_true", help="make no run, report what is finished")
     parser.add_argument("--quick", action="store_true", help="a tiny world and tiny models; figures mean nothing")
     parser.add_argument("--folder", type=Path, default=OUT / "quality", help="where stores and finished runs are kept")
     return parser.parse_args(argv)
@@ -106,8 +107,8 @@ def plan(bench: Bench, sections: Sequence[Section]) -> None:
     )
 
 
-def run(bench: Bench, sections: Sequence[Section], report: Report) -> None:
-    """Tune, run the chosen settings, report; what fails leaves a claim without a value."""
+def make_runs(bench: Bench, sections: Sequence[Section]) -> None:
+    """Tune, then run the chosen settings."""
     bench.workshop.make([spec for s in sections for spec in s.tuning(bench)], "tuning")
     final = []
     for section in sections:
@@ -116,6 +117,10 @@ def run(bench: Bench, sections: Sequence[Section], report: Report) -> None:
         except Unmeasured as e:
             say(f"{section.name}: {e}")
     bench.workshop.make(final, "chosen settings")
+
+
+def add_to(report: Report, bench: Bench, sections: Sequence[Section]) -> None:
+    """Report what is finished; what is not leaves a claim without a value."""
     for section in sections:
         try:
             claims, rows = section.report(bench)
@@ -162,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.plan:
         return
     try:
-        run(bench, sections, report)
+        if not given.stored:
+            make_runs(bench, sections)
+        add_to(report, bench, sections)
     finally:
         bench.workshop.close()
     report.finish()

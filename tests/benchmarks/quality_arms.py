@@ -39,7 +39,7 @@ RATES_LR: tuple[Setting, ...] = (
 )
 SCALED = (GEM, "dlrm", "din")
 DIMS = (8, 16, 32, 64)
-HISTORIES = (0, 8, 32, 128, 512)
+HISTORIES = (8, 32, 512, 128, 1)
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,20 @@ def ablations(base: Base) -> dict[str, Mapping[str, Any]]:
         "interleaving pooled": {"interleaving": "pooled"},
         "interleaving separate": {"interleaving": "separate"},
         "interleaving one_way": {"interleaving": "one_way"},
-        "interleaving both": {"interleaving": "both"},
         "no match counts": {"counts": False},
         "no past counts": {"past": False},
-        "neither counts": {"counts": False, "past": False},
         "no surface adapters": {"surface_adapters": False},
-        "no learned queries": {"num_pma": 0},
-        "no recent tokens": {"num_recent": 0},
         "no summaries, every event read": {"num_levels": 1, "window": full.max_history},
-        "summaries of old events": {"num_levels": 2, "window": max(full.max_history // 4, 1), "block": 8},
-        "events attend to each other": {"event_attention": True},
     }
     for length in HISTORIES:
         # The window reads one by one what the model reads at all, as far as it does so at its own length.
         window = length if full.window >= full.max_history else min(full.window, length)
         changes[f"history {length}"] = {"max_history": length, "window": max(window, 1)}
+    changes |= {
+        "events attend to each other": {"event_attention": True},
+        "no learned queries": {"num_pma": 0},
+        "no recent tokens": {"num_recent": 0},
+    }
     return {name: c for name, c in changes.items() if any(getattr(full, f) != v for f, v in c.items())}
 
 
