@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -45,6 +46,11 @@ class DataConfig:
     world: WorldConfig = field(default_factory=WorldConfig)
 
 
+ARCHS = ("gem", "lr", "dlrm", "dcnv2", "din", "wukong")
+INTERLEAVING = ("pooled", "separate", "one_way", "both")
+MAX_SPAN = 1 << 40  # events that one token of the pyramid may stand for; more overflow an index long before they exist
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """One size dial for foundation model, students and baselines alike."""
@@ -72,10 +78,42 @@ class ModelConfig:
     representation_dim: int = 32  # R, what a knowledge record stores
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, allowed in (("arch", ARCHS), ("interleaving", INTERLEAVING)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(
+                    f'model.{name}: got "{value}".{suggest(value, allowed)} Allowed: {", ".join(allowed)}'
+                )
+        for names, least in (_AT_LEAST_1, 1), (_AT_LEAST_0, 0):
+            for name in names:
+                if getattr(self, name) < least:
+                    raise _refused(name, getattr(self, name), f"{least} and more")
+        if not 0.0 <= self.dropout < 1.0:
+            raise _refused("dropout", self.dropout, "0 and more, below 1")
+        if self.num_fmb + self.num_lcb == 0:
+            raise _refused("num_fmb and num_lcb", 0, "at least one of them 1 and more")
+        if self.arch == "gem" and self.dim % self.num_heads:
+            fit = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
+            raise _refused("num_heads", self.num_heads, f"divisors of dim {self.dim}: {', '.join(map(str, fit))}")
+        if self.block > 1 and self.num_levels * math.log2(self.block) > math.log2(MAX_SPAN):
+            most = int(math.log2(MAX_SPAN) / math.log2(self.block))
+            raise _refused("num_levels", self.num_levels, f"1 to {most} with blocks of {self.block}")
+
     @property
     def align(self) -> int:
         """Timelines must reach a model cut at multiples of this many events, or blocks would depend on the batch."""
         return int(self.block ** max(self.num_levels - 1, int(self.event_attention)))
+
+
+_AT_LEAST_1 = (
+    "dim", "num_layers", "num_heads", "block", "num_levels", "rank", "mlp_hidden", "representation_dim",
+)  # fmt: skip
+_AT_LEAST_0 = ("max_history", "window", "num_pma", "num_recent", "num_fmb", "num_lcb")
+
+
+def _refused(name: str, got: float, allowed: str) -> ConfigError:
+    return ConfigError(f"{name}: got {got}; allowed: {allowed}; set model.{name} (or student.{name})")
 
 
 @dataclass(frozen=True)
@@ -156,16 +194,18 @@ def config_hash(config: Any) -> str:
 
 
 def apply_overrides(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
-    """Apply `path.to.field=value` strings in order and return a new config.
+    """Apply `path.to.field=value` strings and return a new config; of two for one field the later counts.
 
-    Raises ConfigError for an unknown path (naming the nearest one) or a value of the wrong type.
+    All are set at once: fields that must fit together (dim and num_heads) may come in any order. Raises ConfigError
+    for an unknown path (naming the nearest one), a value of the wrong type, and values a config does not allow.
     """
+    changes: dict[str, Any] = {}
     for item in overrides:
         path, eq, value = item.partition("=")
         if not eq:
             raise ConfigError(f'--set "{item}": expected path.to.field=value')
-        config = typing.cast(RunConfig, _set(config, path.strip(), path.strip().split("."), value.strip()))
-    return config
+        _note(changes, config, path.strip(), path.strip().split("."), value.strip())
+    return typing.cast(RunConfig, _replaced(config, changes))
 
 
 def field_paths(config: Any, prefix: str = "") -> list[str]:
@@ -178,17 +218,25 @@ def field_paths(config: Any, prefix: str = "") -> list[str]:
     return out
 
 
-def _set(node: Any, full: str, parts: list[str], value: str) -> Any:
+def _note(changes: dict[str, Any], node: Any, full: str, parts: list[str], value: str) -> None:
+    """Put a value into the tree of changes, at its path below `node`."""
     names = {f.name for f in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else set()
     if parts[0] not in names:
         raise ConfigError(f'--set {full}: no field "{parts[0]}".{suggest(parts[0], names)} Allowed: {sorted(names)}')
     current = getattr(node, parts[0])
     if len(parts) > 1:
-        return dataclasses.replace(node, **{parts[0]: _set(current, full, parts[1:], value)})
-    if dataclasses.is_dataclass(current):
+        _note(changes.setdefault(parts[0], {}), current, full, parts[1:], value)
+    elif dataclasses.is_dataclass(current):
         raise ConfigError(f"--set {full}: is a group, set one of {field_paths(current, full + '.')}")
-    hint = typing.get_type_hints(type(node))[parts[0]]
-    return dataclasses.replace(node, **{parts[0]: _coerce(full, hint, value)})
+    else:
+        changes[parts[0]] = _coerce(full, typing.get_type_hints(type(node))[parts[0]], value)
+
+
+def _replaced(node: Any, changes: dict[str, Any]) -> Any:
+    """`node` with a tree of changes, every group built once."""
+    groups = {k for k in changes if dataclasses.is_dataclass(getattr(node, k))}
+    new = {k: _replaced(getattr(node, k), v) if k in groups else v for k, v in changes.items()}
+    return dataclasses.replace(node, **new)
 
 
 def _coerce(path: str, hint: Any, value: str) -> Any:

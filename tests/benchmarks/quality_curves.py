@@ -190,8 +190,8 @@ class Surfaces:
         alone = bench.chosen(GEM, KUAIRAND, surface)
         return {
             GEM: seeds(bench.base, GEM, setting, count),
-            "naive merge": seeds(bench.base, GEM, setting, count, arm="naive merge", model=merged, merged=True),
             "own model": seeds(bench.base, GEM, alone, count, arm="own model", surface=surface),
+            "naive merge": seeds(bench.base, GEM, setting, count, arm="naive merge", model=merged, merged=True),
         }
 
     def counts(self, bench: Bench, surface: str) -> bool:
