@@ -90,9 +90,7 @@ class Scorer:
             impression_id=np.arange(num, dtype=np.int64),
         )  # fmt: skip
         config = self._predictor.config
-        batch = collate(
-            self._store.users, self._store.ads, history.timelines, rows, config.max_history, config.align
-        )
+        batch = collate(self._store.users, self._store.ads, history.timelines, rows, config.max_history, config.align)
         check_batch(batch, self._rows_of)
         p = self._predictor.predict(batch)
         return Scores(p, ads != UNKNOWN_ENTITY, user != UNKNOWN_ENTITY, history.cut)

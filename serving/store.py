@@ -13,7 +13,11 @@ from gem.data.store import Timelines
 
 @dataclass(frozen=True)
 class History:
-    """Events of a user known at request time: the first `cut` of its events in `timelines`."""
+    """Events of a user known at request time: the first `cut` of its events in `timelines`.
+
+    The timelines must begin with the user's first event ever: a model's summaries lie at fixed places counted from
+    there (`gem.model.levels`), and a store that forgets old events would move them away from where training had them.
+    """
 
     timelines: TimelineSource
     cut: int

@@ -104,7 +104,9 @@ def ablations(base: Base) -> dict[str, Mapping[str, Any]]:
     for length in HISTORIES:
         # The window reads one by one what the model reads at all, as far as it does so at its own length.
         window = length if full.window >= full.max_history else min(full.window, length)
-        changes[f"history {length}"] = {"max_history": length, "window": max(window, 1)}
+        # One level reads exactly so many; with summaries what is read begins at a whole block.
+        levels = {"num_levels": 1} if length <= full.window else {}
+        changes[f"history {length}"] = {"max_history": length, "window": max(window, 1), **levels}
     changes |= {
         "events attend to each other": {"event_attention": True},
         "no learned queries": {"num_pma": 0},

@@ -191,7 +191,8 @@ def ne_by_hand(store_path: str, config: RunConfig, num_steps: int) -> float:
     lucky = np.random.default_rng(1).random(int(impressions.user.max()) + 1)[impressions.user] < 0.6
     rows = np.flatnonzero(lucky & (impressions.day < len(split.train_days)))
     validation = np.flatnonzero(lucky & (impressions.day == len(split.train_days)))
-    reader = StoreReader(store, store.timelines(), impressions, config.student.max_history)
+    size = config.student
+    reader = StoreReader(store, store.timelines(), impressions, size.max_history, align=size.align)
     plan = plan_epoch(
         impressions.user[rows].astype(np.int64), impressions.day[rows].astype(np.int64),
         batch_size=64, window_days=1, seed=config.train.seed, epoch=0,

@@ -30,7 +30,7 @@ from gem.lineage.files import canonical_json, commit, finite, sha256_file, sha25
 if TYPE_CHECKING:  # reading lineage needs no torch
     from torch import Tensor, nn
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KINDS = ("foundation", "vertical")
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"

@@ -17,8 +17,8 @@ from gem.data.encoding import Encoder
 from gem.data.fitting import EntityCounts, TrainCounts, fit_encoder, grow_encoder, table_figures
 from gem.data.hashed_vocabulary import HashedVocabulary, collision_rate
 from gem.data.hashing import stable_hash64
-from gem.data.rows import SideRows
 from gem.data.past import num_signals, past_matches
+from gem.data.rows import SideRows
 from gem.data.schema import NULL, NUM_RESERVED
 from gem.data.spec import DatasetSpec, parse_spec
 from gem.data.store import Timelines

@@ -205,3 +205,9 @@ def test_a_log_that_is_too_large_for_row_numbers_is_searched_to_the_same_counts(
     monkeypatch.setattr(DirectIndex, "MAX_CELLS", 0)
     assert np.array_equal(past_of(events, values).at(ad, surface, time), direct)
     assert direct.any()
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2022-10-30", 25), ("2022-03-27", 23), ("2022-06-01", 24)])
+def test_the_last_day_ends_when_its_clocks_say_so(day: str, hours: int) -> None:
+    first, after = day_starts([day], "Europe/Berlin").tolist()
+    assert after - first == hours * 3_600_000

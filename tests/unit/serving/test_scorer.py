@@ -48,7 +48,8 @@ def offline(tiny: Tiny, bundle: Bundle, day: str) -> dict[int, NDArray[np.float6
     model = Ranker(info.schema, info.config.student)
     model.load_state_dict(bundle.weights)
     impressions = store.impressions([day])
-    reader = StoreReader(store, store.timelines(), impressions, info.config.student.max_history)
+    config = info.config.student
+    reader = StoreReader(store, store.timelines(), impressions, config.max_history, align=config.align)
     logits = predict(model, reader, np.arange(len(impressions)), batch_size=97).logits.astype(np.float64)
     p = np.empty_like(logits)
     for k, task in enumerate(info.schema.tasks):

@@ -28,7 +28,9 @@ from serving.fleet import ServedModel
 
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = WorldConfig(num_users=60, num_ads=80, num_days=5, num_impressions=3000, num_organic_events=3000, seed=3)
-STUDENT = ModelConfig(dim=8, num_layers=1, num_heads=2, max_history=16, num_fmb=3, num_lcb=3, rank=3, mlp_hidden=16)
+STUDENT = ModelConfig(
+    dim=8, num_layers=1, num_heads=2, max_history=16, window=3, block=4, num_fmb=3, num_lcb=3, rank=3, mlp_hidden=16
+)  # most of a history is read through summaries
 
 
 @dataclass(frozen=True)
