@@ -141,6 +141,7 @@ class DirectIndex:
 
     @classmethod
     def of(cls, tables: Sequence[CountTable]) -> DirectIndex:
+        """Copy the sums and number the rows."""
         rows_of, base, none = [], 0, sum(len(t.keys) for t in tables)
         for table in tables:
             rows = np.full((_num_codes(table) + 1, table.slots), -1, np.int32)

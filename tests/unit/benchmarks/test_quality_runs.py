@@ -186,8 +186,8 @@ def test_the_first_seed_is_the_trial_itself() -> None:
 def test_baselines_differ_from_gem_by_architecture_and_its_own_parts_only() -> None:
     for arch in set(BASELINES) - {"lr"}:
         found = model_of(BASE, arch)
-        assert replace(found, arch=GEM, counts=True, surface_adapters=True) == replace(
-            BASE.model, counts=True, surface_adapters=True
+        assert replace(found, arch=GEM, counts=True, past=True, surface_adapters=True) == replace(
+            BASE.model, counts=True, past=True, surface_adapters=True
         )
 
 
