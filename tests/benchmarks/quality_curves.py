@@ -229,7 +229,10 @@ class Surfaces:
         for task in (CLICK, CONVERSION):
             sums = {}
             for name, specs in self.variants(bench, surface).items():
-                runs = bench.finished(specs)
+                runs = bench.finished(specs, at_least=0)
+                if not runs:
+                    rows.append(meter.row(self.name, name, runs, task, surface))
+                    continue
                 sums[name] = meter.sums(runs, task, surface)
                 row = meter.row(self.name, name, runs, task, surface)
                 if name != GEM:
