@@ -93,7 +93,7 @@ def test_gradients_are_finite_differences() -> None:
     plan = plan_memory(batch, config)
     assert {t.level for t in tokens_of(plan)} == {0, 1, 2}
     # LayerNorm of two numbers is +-1 wherever they differ: only with a third is there something to learn.
-    config = replace(config, dim=3)
+    config = replace(config, dim=3, num_heads=1)
     check_gradients(Pyramid(config), lambda run, x: run(x, plan), doubles(batch.timeline.ad.numel(), 3))
 
 
