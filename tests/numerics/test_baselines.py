@@ -19,6 +19,7 @@ from gem.model.history import visible_mean, visible_pairs
 from gem.model.inputs import Encoded
 from gem.model.interactions import CrossNetwork, DotInteraction, TargetAttention, WukongStack
 from gem.training.objective import task_losses
+from tests.numerics.naive import Array, Weights, linear, weights
 from tests.numerics.test_wukong import gelu, layer_norm, naive_layer
 from tests.unit.model.synthetic import MODEL as DEFAULT
 from tests.unit.model.synthetic import World, changed_after, loud_ranker, make_world
@@ -29,20 +30,6 @@ NUM = len(WORLD.impressions)
 NAMES = tuple(BASELINES)
 READERS = tuple(n for n in NAMES if n != "lr")
 RANKERS = {n: loud_ranker(WORLD.schema, replace(MODEL, arch=n)) for n in NAMES}
-
-Array = np.ndarray
-Weights = dict[str, Array]
-
-
-def weights(module: nn.Module, prefix: str = "") -> Weights:
-    """float64 values of all parameters under a prefix, which is cut off."""
-    state = {k.removeprefix(prefix): v for k, v in module.state_dict().items() if k.startswith(prefix)}
-    return {k: v.double().numpy() for k, v in state.items()}
-
-
-def linear(w: Weights, name: str, x: Array) -> Array:
-    out = w[f"{name}.weight"] @ x
-    return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
 
 
 def visible(batch: Batch, n: int, max_history: int) -> range:

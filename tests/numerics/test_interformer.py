@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gem.config import ModelConfig
+from gem.config import INTERLEAVING, ModelConfig
 from gem.data.batch import Batch
 from gem.errors import ConfigError
 from gem.model.block_attention import event_blocks
-from gem.model.gem import INTERLEAVING, build_model
+from gem.model.gem import build_model
 from gem.model.interformer import NUM_SUMMARY, PersonalFFN, RecentEvents, SequenceLayer, SequenceReading, Timeline
 from gem.model.levels import MemoryPlan, plan_memory
 from tests.numerics.naive import (

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from gem.config import ARCHS, INTERLEAVING, ModelConfig, RunConfig, apply_overrides
+from gem.config import ARCHS, ModelConfig, RunConfig, apply_overrides
 from gem.errors import ConfigError
 from gem.model import gem
 
 
 def test_the_names_are_those_that_can_be_built() -> None:
     assert tuple(gem.BUILDERS) == ARCHS
-    assert gem.INTERLEAVING == INTERLEAVING
 
 
 @pytest.mark.parametrize(

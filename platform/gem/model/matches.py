@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gem.data.batch import Batch, EntityRows
 from gem.data.schema import NUM_RESERVED, PAD, Field, Schema
+from gem.model.history import visible_range
 from gem.model.packing import GAP_BUCKETS, gap_bucket
 
 DENSE = 16  # a table over all values is used while there are at most so many for every thing
@@ -222,9 +223,7 @@ def visible(batch: Batch, max_history: int, limits_ms: tuple[int, ...]) -> Visib
     lengths = t.offsets[1:] - t.offsets[:-1]
     users = torch.arange(lengths.numel(), device=t.ad.device)
     user_T = torch.repeat_interleave(users, lengths, output_size=t.ad.numel())
-    start_N = t.offsets[batch.user_of]
-    high_N = start_N + batch.cut
-    low_N = start_N + (batch.cut - max_history).clamp(min=0)
+    low_N, high_N = visible_range(batch, max_history)
 
     oldest, newest = torch.aminmax(t.time_ms)
     span = newest - oldest + 2
