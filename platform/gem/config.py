@@ -71,8 +71,8 @@ class ModelConfig:
     surface_adapters: bool = True
     counts: bool = True  # hard-search counts of the user's own events as tokens
     past: bool = True  # what all users did with the ad, as tokens
-    num_fmb: int = 8  # Wukong rows from the factorization machine block
-    num_lcb: int = 8  # Wukong rows from the linear compression block
+    num_fmb: int = 4  # Wukong rows from the factorization machine block
+    num_lcb: int = 4  # Wukong rows from the linear compression block
     rank: int = 8  # k of the optimised factorization machine
     mlp_hidden: int = 128
     representation_dim: int = 32  # R, what a knowledge record stores
@@ -120,7 +120,8 @@ def _refused(name: str, got: float, allowed: str) -> ConfigError:
 class TrainConfig:
     """How one model is trained; learning rates are per step, batch sizes over all workers."""
 
-    epochs: int = 1
+    epochs: int = 1  # passes over the training rows, each in time order
+    fresh_tables: bool = True  # tables begin every pass as they began the first; dense weights go on
     batch_impressions: int = 512  # global, over all workers
     window_days: int = 1  # impressions of so many days are shuffled together, windows in time order
     lr_dense: float = 1.2e-3
@@ -134,6 +135,8 @@ class TrainConfig:
     negative_keep: float = 1.0  # share of the rows without any positive label that are trained; the rest weigh more
 
     def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"epochs: got {self.epochs}; allowed: 1 and more; set train.epochs")
         if not 0.0 < self.negative_keep <= 1.0:
             raise ConfigError(
                 f"negative_keep: got {self.negative_keep}; allowed: above 0, at most 1 (1 trains every row); "

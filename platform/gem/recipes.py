@@ -3,7 +3,8 @@
 One dial of sizes, nano to xl. Figures are those of the foundation model as `python -m pipelines cost RECIPE` prints
 them for the planned data: timelines as long as the model reads, 4 impressions a user (xl: 16), a quarter of the ads
 distinct. "Tokens" are n_F + n_L, what a layer hands to the next; nearly all weights lie in the two matrices of every
-FMB, tokens x rank x hidden and hidden x n_F x width. From nano to xl FLOPs and parameters grow some 50,000 times.
+FMB, tokens x rank x hidden and hidden x n_F x width. Small data are passed over twice,
+with fresh tables (`TrainConfig.fresh_tables`). From nano to xl FLOPs and parameters grow some 50,000 times.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ STUDENT = ModelConfig(
 def nano() -> RunConfig:
     """Seconds of training on a laptop, on a small generated world: every part is there and none is large.
 
-    width 8, 1 layer of 4 tokens, history 32: 23 k dense parameters, 62 kFLOP forward per impression
+    width 8, 1 layer of 4 tokens, history 32: 23 k dense parameters, 61 kFLOP forward per impression
     """
     model = ModelConfig(
         dim=8, num_layers=1, num_heads=2, max_history=32, num_fmb=2, num_lcb=2, rank=4, mlp_hidden=32,
         representation_dim=8,
     )  # fmt: skip
-    train = TrainConfig(batch_impressions=128)
+    train = TrainConfig(epochs=2, batch_impressions=128)
     world = WorldConfig(num_users=600, num_ads=300, num_days=5, num_impressions=20_000, num_organic_events=30_000)
     return RunConfig(
         recipe="nano",
@@ -44,28 +45,28 @@ def nano() -> RunConfig:
         model=model,
         student=dataclasses.replace(model, max_history=16, mlp_hidden=16),
         train=train,
-        student_train=train,
-        finetune=dataclasses.replace(train, lr_dense=4e-4, lr_sparse=0.02),
+        student_train=dataclasses.replace(train, epochs=1),
+        finetune=dataclasses.replace(train, epochs=1, lr_dense=4e-4, lr_sparse=0.02),
     )
 
 
 def small() -> RunConfig:
-    """Half the default in every direction, on the same world.
+    """Half the default's width and history, on the same world.
 
-    width 16, 2 layers of 8 tokens, history 64: 77 k dense parameters, 295 kFLOP forward per impression
+    width 16, 2 layers of 8 tokens, history 64: 77 k dense parameters, 290 kFLOP forward per impression
     """
     model = dataclasses.replace(STUDENT, num_layers=2)
     student = dataclasses.replace(STUDENT, dim=8, max_history=32, mlp_hidden=32, representation_dim=8)
-    return RunConfig(recipe="small", model=model, student=student)
+    return RunConfig(recipe="small", model=model, student=student, train=TrainConfig(epochs=2))
 
 
 def default() -> RunConfig:
     """Minutes on a laptop: what `make pipeline` runs, on the generated world and on real data alike.
 
-    width 32, 2 layers of 16 tokens, history 128 (the newest 32 events one by one, older ones in blocks of 8):
-    333 k dense parameters, 1.45 MFLOP forward per impression
+    width 32, 2 layers of 8 tokens, history 128 (the newest 32 events one by one, older ones in blocks of 8):
+    258 k dense parameters, 1.22 MFLOP forward per impression
     """
-    return RunConfig(recipe="default", student=STUDENT)
+    return RunConfig(recipe="default", student=STUDENT, train=TrainConfig(epochs=2))
 
 
 def medium() -> RunConfig:
@@ -108,7 +109,7 @@ def xl() -> RunConfig:
     964 M dense parameters, 3.3 GFLOP forward per impression
 
     A rank holds 2.1 G rows / 64 x (256 + 1 moment) x 4 B = 34 GB of tables, 964 M / 64 x 16 B = 0.24 GB of the dense
-    part, and 512 impressions x 27 MB of activations and looked-up rows = 14 GB: 49 GB with the blocks FSDP gathers.
+    part, and 512 impressions x 25 MB of activations and looked-up rows = 13 GB: 48 GB with the blocks FSDP gathers.
     """
     model = ModelConfig(
         dim=256, num_layers=8, num_heads=8, max_history=4096, window=256, block=16, num_pma=4, num_recent=8,

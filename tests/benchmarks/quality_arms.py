@@ -1,8 +1,8 @@
 """The arms of the quality benchmark: which models, which settings each may try, which parts are taken out.
 
 Every arm has a grid of the same number of settings, written down before any of them was run; which one an arm gets is
-decided on the validation day by the click NE of one seed. What is not in the grid is equal for all: batch, one epoch,
-one thread, rows, features.
+decided on the validation day by the click NE of one seed. What is not in the grid is equal for all: batch, one thread,
+rows, features. Two passes always mean fresh tables in the second (`TrainConfig.fresh_tables`), for every arm.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Setting = dict[str, Any]  # field of TrainConfig or "model.<field>" -> value
 TUNED_SEED = 1
 GEM = "gem"
 BASELINES = ("lr", "dlrm", "dcnv2", "din", "wukong")
-# Learning rates of the dense part and of the tables, per step: the repository's default, then around it.
+# Learning rates of the dense part and of the tables, per step, and passes: the default recipe's, then around it.
 RATES: tuple[Setting, ...] = (
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.1},
-    {"lr_dense": 2.4e-3, "lr_sparse": 0.1},
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.05},
-    {"lr_dense": 6e-4, "lr_sparse": 0.1},
-    {"lr_dense": 2.4e-3, "lr_sparse": 0.2},
-    {"lr_dense": 4.8e-3, "lr_sparse": 0.05},
+    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 2},
+    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 1},
+    {"lr_dense": 2.4e-3, "lr_sparse": 0.1, "epochs": 2},
+    {"lr_dense": 1.2e-3, "lr_sparse": 0.05, "epochs": 2},
+    {"lr_dense": 6e-4, "lr_sparse": 0.1, "epochs": 2},
+    {"lr_dense": 4.8e-3, "lr_sparse": 0.05, "epochs": 2},
 )
-# Logistic regression has little beside its tables: their rate is what there is to tune.
+# Logistic regression has little beside its tables: their rate is what there is to tune, and one pass is all they get.
 RATES_LR: tuple[Setting, ...] = (
-    {"lr_dense": 5e-3, "lr_sparse": 0.1},
-    {"lr_dense": 5e-3, "lr_sparse": 0.03},
-    {"lr_dense": 5e-3, "lr_sparse": 0.3},
-    {"lr_dense": 5e-3, "lr_sparse": 0.01},
-    {"lr_dense": 2e-2, "lr_sparse": 0.1},
-    {"lr_dense": 2e-2, "lr_sparse": 0.03},
+    {"lr_dense": 5e-3, "lr_sparse": 0.1, "epochs": 1},
+    {"lr_dense": 5e-3, "lr_sparse": 0.03, "epochs": 1},
+    {"lr_dense": 5e-3, "lr_sparse": 0.3, "epochs": 1},
+    {"lr_dense": 5e-3, "lr_sparse": 0.01, "epochs": 1},
+    {"lr_dense": 2e-2, "lr_sparse": 0.1, "epochs": 1},
+    {"lr_dense": 2e-2, "lr_sparse": 0.03, "epochs": 1},
 )
 SCALED = (GEM, "dlrm", "din")
 DIMS = (8, 16, 32, 64)
@@ -71,9 +71,8 @@ def grid_of(arch: str, trials: int) -> tuple[Setting, ...]:
 
 
 def our_run(base: Base, arch: str, setting: Setting, seed: int, **more: Any) -> OurRun:
-    """One run. more: arm (label, default the architecture), dataset, surface, merged, model (fields), epochs."""
-    model, epochs = more.pop("model", {}), more.pop("epochs", base.train.epochs)
-    train = replace(base.train, seed=seed, epochs=epochs, **setting)
+    """One run. more: arm (label, default the architecture), dataset, surface, merged; model and train (fields)."""
+    model, train = more.pop("model", {}), replace(base.train, **{**setting, **more.pop("train", {}), "seed": seed})
     given = {"arm": arch, "dataset": KUAIRAND, **more}
     return OurRun(model=replace(model_of(base, arch), **model), train=train, **given)
 

@@ -12,7 +12,7 @@ import numpy as np
 from gem.metrics import Metric
 from gem.metrics.bootstrap import UserSums
 from tests.benchmarks.harness import Claim
-from tests.benchmarks.quality_arms import GEM, SCALED, scaling, seeds
+from tests.benchmarks.quality_arms import GEM, SCALED, helped, scaling, seeds
 from tests.benchmarks.quality_bench import CLICK, CONVERSION, Bench, Rows, Unmeasured, unmeasured
 from tests.benchmarks.quality_data import GENERATED, KUAIRAND, TEST, VALIDATION
 from tests.benchmarks.quality_runs import Spec
@@ -92,7 +92,27 @@ class Scaling:
                 rows.append(row)
             except Unmeasured as e:
                 claims.append(unmeasured(name, goal, e, sense))
-        return claims, rows
+        return claims, rows + self.equal_inputs(bench)
+
+    def equal_inputs(self, bench: Bench) -> Rows:
+        """The multiplier over the baselines that were given GEM's inputs (runs of the ablation), at their one size."""
+        rows: Rows = []
+        for name, (arch, change) in helped(bench.base).items():
+            try:
+                ours, setting = self.family(bench, GEM), bench.chosen(arch)
+                count = bench.options.few_seeds
+                runs = bench.finished(seeds(bench.base, arch, setting, count, arm=name, model=dict(change)))
+            except Unmeasured as e:
+                bench.say(f"  multiplier over {name}: {e}")
+                continue
+            flops = float(np.mean([r.record["train_flops"] for r in runs]))
+            theirs = Family([bench.base.model.dim], [flops], {TEST: [bench.meters[KUAIRAND].sums(runs, CLICK)]})
+            found = self.spread(bench, ours, theirs, lambda a, b: compute_multiplier(a, b, 0)[0])
+            _, how = compute_multiplier(ours.curve(TEST), theirs.curve(TEST), 0)
+            rows.append({"section": self.name, "arm": f"gem against {name}", "task": CLICK, "multiplier": as_json(found),
+                         "how": how})  # fmt: skip
+            bench.say(f"  multiplier over {name}: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}], {how}")
+        return rows
 
     def multiplier(self, bench: Bench, arch: str, goal: float, sense: str) -> tuple[Claim, dict[str, Any]]:
         """Compute of the baseline's best size (validation day) over GEM's for the same NE on the test day."""

@@ -107,7 +107,7 @@ class SequenceReading(nn.Module):
         """tokens [N, n, D], candidate [N, D], memory [M, D] -> [N, num_out, D]."""
         queries = [candidate.unsqueeze(1)]
         if self.summarise is not None:
-            queries.append(self.summarise(tokens.transpose(1, 2)).transpose(1, 2))
+            queries.append(torch.bmm(self.summarise.weight.expand(candidate.shape[0], -1, -1), tokens))
         if self.seeds is not None:
             queries.append(self.seeds.expand(candidate.shape[0], -1, -1))
         read = self.reader(torch.cat(queries, dim=1), memory, plan.packing)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class FactorizationMachineBlock(nn.Module):
@@ -48,12 +49,18 @@ class WukongLayer(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x_NnD: Tensor) -> Tensor:
-        lcb = self.lcb(x_NnD.transpose(1, 2)).transpose(1, 2)
-        residual = (
-            self.residual(x_NnD.transpose(1, 2)).transpose(1, 2) if isinstance(self.residual, nn.Linear) else x_NnD
-        )
-        out: Tensor = self.norm(torch.cat([self.fmb(x_NnD), lcb], dim=1) + residual)
+        num_fmb = self.fmb.num_out
+        # LCB and residual both mix tokens linearly: one matrix, applied without turning tokens and width around.
+        mix_on = self._residual() + F.pad(self.lcb.weight, (0, 0, num_fmb, 0))
+        mixed = torch.bmm(mix_on.expand(x_NnD.shape[0], -1, -1), x_NnD)
+        out: Tensor = self.norm(torch.cat([mixed[:, :num_fmb] + self.fmb(x_NnD), mixed[:, num_fmb:]], dim=1))
         return out
+
+    def _residual(self) -> Tensor:
+        """R [n_F + n_L, n]."""
+        if isinstance(self.residual, nn.Linear):
+            return self.residual.weight
+        return torch.eye(self.lcb.in_features, device=self.lcb.weight.device, dtype=self.lcb.weight.dtype)
 
 
 class CrossLayerAttention(nn.Module):

@@ -20,6 +20,7 @@ from gem.data.schema import Schema
 from gem.errors import TrainingError
 from gem.model.gem import build_model
 from gem.model.ranker import ranker_weights, split_weights, weights_hash
+from gem.model.tables import initial_weight
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from gem.training.data import IntArray, Prefetch, RankShare, StoreReader
 from gem.training.learner import Learner
@@ -70,6 +71,8 @@ def train(job: Job, schema: Schema, reader: StoreReader, progress: Progress | No
     clock = _Clock(sample)
     for epoch in range(start.epoch, len(plans)):
         first = start.batch if epoch == start.epoch else 0
+        if epoch > 0 and first == 0 and job.train.fresh_tables:
+            _start_tables_anew(job, learner)
         _run_epoch(job, learner, reader, plans[epoch], (epoch, first, total, key), clock, progress)
     tables = learner.tables.weights()
     weights = ranker_weights(learner.model.state_dict(), tables) if dist.get_rank() == 0 else {}
@@ -106,6 +109,20 @@ def make_learner(job: Job, schema: Schema, total_steps: int) -> Learner:
         model.load_state_dict(dense)
         tables.load(whole)
     return Learner(schema, model, tables, job.train, total_steps, head)
+
+
+def _start_tables_anew(job: Job, learner: Learner) -> None:
+    """Tables as they were before the first pass, without memory of earlier updates (MEDA, arXiv 2305.19531).
+
+    Rows that have met an impression know its outcome by heart: shown again, the dense part would learn to trust them
+    more than it may. With new rows a second pass teaches it as the first did.
+    """
+    tables, rows_of = learner.tables, learner.schema.tables()
+    if job.start_from is not None:
+        weights = split_weights(job.start_from)[1]
+    else:
+        weights = {n: initial_weight(n, rows, job.model.dim, job.train.seed) for n, rows in rows_of.items()}
+    tables.load(weights, {name: torch.zeros(rows) for name, rows in rows_of.items()})
 
 
 def _distils(job: Job) -> bool:

@@ -45,9 +45,10 @@ class FakeTables:
     def moments(self) -> dict[str, Tensor]:
         return {k: v.clone() for k, v in self.sums.items()}
 
-    def load(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
+    def load(self, weights: dict[str, Tensor], moments: dict[str, Tensor] | None = None) -> None:
         self.plain.load_weights(weights)
-        self.sums = {k: v.clone() for k, v in moments.items()}
+        if moments is not None:
+            self.sums = {k: v.clone() for k, v in moments.items()}
 
 
 def make_learner(world: World, total_steps: int = 10, seed: int = 1) -> Learner:

@@ -12,10 +12,13 @@ import torch
 
 from gem.config import TrainConfig
 from gem.data.batch import Batch
-from gem.errors import TrainingError
+from gem.errors import ConfigError, TrainingError
+from gem.model.ranker import Ranker, split_weights
+from gem.model.tables import initial_weight
 from gem.recipes import RECIPES, recipe
 from gem.training import loop
 from gem.training.data import StoreReader
+from gem.training.learner import Learner
 from gem.training.loop import Job, Trained, train
 from tests.unit.model.synthetic import MODEL, make_world
 from tests.unit.training.one_rank import FakeTables
@@ -75,11 +78,45 @@ def test_t13_nothing_but_bad_batches_stops_training_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
-def test_t18_every_recipe_passes_over_the_data_once(name: str) -> None:
+def test_t18_no_recipe_shows_a_table_a_row_twice(name: str) -> None:
     config = recipe(name)
     trained = [f.name for f in fields(config) if isinstance(getattr(config, f.name), TrainConfig)]
     assert trained == ["train", "student_train", "finetune"]
-    assert [getattr(config, part).epochs for part in trained] == [1, 1, 1]
+    assert all(getattr(config, part).epochs == 1 or getattr(config, part).fresh_tables for part in trained)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_t18_tables_begin_a_second_pass_as_they_began_the_first(
+    monkeypatch: pytest.MonkeyPatch, fresh: bool, given: bool
+) -> None:
+    """The dense part goes on: what its optimizer has gathered is not thrown away."""
+    met: list[Any] = []  # (rows so far, tables, moments, dense weights with optimizer state) before every step
+    step = Learner.step
+
+    def noted(self: Learner, batch: Batch, global_rows: float) -> Any:
+        rows = sum(m[0] for m in met[-1:]) + len(batch)
+        met.append((rows, self.tables.weights(), self.tables.moments(), len(self.optimizer.state)))
+        return step(self, batch, global_rows)
+
+    monkeypatch.setattr(Learner, "step", noted)
+    start = Ranker(WORLD.schema, MODEL, seed=9).state_dict() if given else None
+    reader = StoreReader(WORLD, WORLD.timelines, WORLD.impressions, MODEL.max_history)  # type: ignore[arg-type]
+    config = replace(CONFIG, epochs=2, fresh_tables=fresh)
+    train(Job("gem", MODEL, config, np.arange(NUM), start_from=start), WORLD.schema, reader)
+    second = next(i for i, m in enumerate(met) if m[0] == NUM) + 1
+    _, weights, moments, dense = met[second]
+    want = split_weights(start)[1] if start else {
+        name: initial_weight(name, rows, MODEL.dim, config.seed) for name, rows in WORLD.schema.tables().items()
+    }  # fmt: skip
+    assert all(torch.equal(weights[n], want[n]) for n in want) == fresh
+    assert all(float(m.sum()) == 0.0 for m in moments.values()) == fresh
+    assert met[0][3] == 0 and dense > 0
+
+
+def test_no_pass_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"epochs: got 0; allowed: 1 and more; set train\.epochs"):
+        TrainConfig(epochs=0)
 
 
 @pytest.mark.parametrize(("keep", "stop"), [(1.0, 20), (0.5, 10)])
