@@ -109,9 +109,9 @@ class Scaling:
             theirs = Family([bench.base.model.dim], [flops], {TEST: [bench.meters[KUAIRAND].sums(runs, CLICK)]})
             found = self.spread(bench, ours, theirs, lambda a, b: compute_multiplier(a, b, 0)[0])
             _, how = compute_multiplier(ours.curve(TEST), theirs.curve(TEST), 0)
-            rows.append({"section": self.name, "arm": f"gem against {name}", "task": CLICK, "multiplier": as_json(found),
-                         "how": how})  # fmt: skip
-            bench.say(f"  multiplier over {name}: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}], {how}")
+            row = {"section": self.name, "arm": f"gem against {name}", "task": CLICK}
+            rows.append(row | {"multiplier": as_json(found), "how": how})
+            bench.say(f"  multiplier over {name}: {as_json(found)}, {how}")
         return rows
 
     def multiplier(self, bench: Bench, arch: str, goal: float, sense: str) -> tuple[Claim, dict[str, Any]]:
