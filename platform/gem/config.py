@@ -91,6 +91,10 @@ class ModelConfig:
                     raise _refused(name, getattr(self, name), f"{least} and more")
         if not 0.0 <= self.dropout < 1.0:
             raise _refused("dropout", self.dropout, "0 and more, below 1")
+        if self.arch == "gem" and self.num_levels > 1 and self.num_recent > self.window:
+            raise _refused(
+                "num_recent", self.num_recent, f"at most the window, {self.window} (older ones are summed up)"
+            )
         if self.num_fmb + self.num_lcb == 0:
             raise _refused("num_fmb and num_lcb", 0, "at least one of them 1 and more")
         if self.arch == "gem" and self.dim % self.num_heads:
@@ -135,13 +139,25 @@ class TrainConfig:
     negative_keep: float = 1.0  # share of the rows without any positive label that are trained; the rest weigh more
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"epochs: got {self.epochs}; allowed: 1 and more; set train.epochs")
+        for names, least in (_TRAIN_AT_LEAST_1, 1), (_TRAIN_AT_LEAST_0, 0):
+            for name in names:
+                if not least <= getattr(self, name) < math.inf:
+                    raise _untrainable(name, getattr(self, name), f"{least} and more")
+        if not 0.0 <= self.warmup_share < 1.0:
+            raise _untrainable("warmup_share", self.warmup_share, "0 and more, below 1")
+        if not self.clip_norm > 0.0:
+            raise _untrainable("clip_norm", self.clip_norm, "above 0 (inf clips nothing)")
         if not 0.0 < self.negative_keep <= 1.0:
-            raise ConfigError(
-                f"negative_keep: got {self.negative_keep}; allowed: above 0, at most 1 (1 trains every row); "
-                "set train.negative_keep (or student_train, finetune)"
-            )
+            raise _untrainable("negative_keep", self.negative_keep, "above 0, at most 1 (1 trains every row)")
+
+
+_TRAIN_AT_LEAST_1 = ("epochs", "batch_impressions", "window_days")
+# No workers and no checkpoints: of a job that is hashed, since neither shapes the weights.
+_TRAIN_AT_LEAST_0 = ("num_workers", "checkpoint_every_steps", "lr_dense", "lr_sparse", "weight_decay", "seed")
+
+
+def _untrainable(name: str, got: float, allowed: str) -> ConfigError:
+    return ConfigError(f"{name}: got {got}; allowed: {allowed}; set train.{name} (or student_train, finetune)")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def test_the_names_are_those_that_can_be_built() -> None:
         ({"max_history": -1}, "max_history: got -1"),
         ({"num_pma": -1}, "num_pma: got -1"),
         ({"num_recent": -1}, "num_recent: got -1"),
+        ({"num_recent": 33}, "num_recent: got 33; allowed: at most the window, 32"),
         ({"num_heads": 0}, "num_heads: got 0; allowed: 1 and more"),
         ({"dim": 12, "num_heads": 5}, "num_heads: got 5; allowed: divisors of dim 12: 1, 2, 3, 4, 6, 12"),
         ({"dim": 0}, "dim: got 0"),
@@ -50,7 +51,7 @@ def test_impossible_values_are_refused(fields: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_history": 0}, {"window": 0}, {"block": 1, "num_levels": 60}, {"num_levels": 13}, {"num_fmb": 0},
+        {"max_history": 0}, {"window": 0, "num_recent": 0}, {"num_recent": 33, "num_levels": 1}, {"block": 1, "num_levels": 60}, {"num_levels": 13}, {"num_fmb": 0},
         {"num_pma": 0, "num_recent": 0}, {"arch": "din", "dim": 12, "num_heads": 5},
     ],
 )  # fmt: skip
