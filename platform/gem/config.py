@@ -97,6 +97,8 @@ class ModelConfig:
             )
         if self.num_fmb + self.num_lcb == 0:
             raise _refused("num_fmb and num_lcb", 0, "at least one of them 1 and more")
+        if self.arch == "gem" and self.cross_layer and self.dim < 2:
+            raise _refused("dim", self.dim, "2 and more with cross_layer, whose keys are half as wide")
         if self.arch == "gem" and self.dim % self.num_heads:
             fit = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
             raise _refused("num_heads", self.num_heads, f"divisors of dim {self.dim}: {', '.join(map(str, fit))}")
@@ -151,9 +153,8 @@ class TrainConfig:
             raise _untrainable("negative_keep", self.negative_keep, "above 0, at most 1 (1 trains every row)")
 
 
-_TRAIN_AT_LEAST_1 = ("epochs", "batch_impressions", "window_days")
-# No workers and no checkpoints: of a job that is hashed, since neither shapes the weights.
-_TRAIN_AT_LEAST_0 = ("num_workers", "checkpoint_every_steps", "lr_dense", "lr_sparse", "weight_decay", "seed")
+_TRAIN_AT_LEAST_1 = ("epochs", "batch_impressions", "window_days", "num_workers")
+_TRAIN_AT_LEAST_0 = ("checkpoint_every_steps", "lr_dense", "lr_sparse", "weight_decay", "seed")
 
 
 def _untrainable(name: str, got: float, allowed: str) -> ConfigError:

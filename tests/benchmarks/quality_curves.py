@@ -34,14 +34,19 @@ REST = "other"  # the group of small surfaces
 
 @dataclass(frozen=True)
 class Family:
-    """The sizes of a family, smallest compute first: training FLOPs, mean NE by day, sums of every seed by day."""
+    """The sizes of a family, smallest compute first: training FLOPs, CPU seconds, sums of every seed by day."""
 
     dims: list[int]
     flops: list[float]
+    cpu_s: list[float]
     sums: dict[str, list[list[UserSums]]]
 
     def curve(self, day: str) -> Curve:
         return Curve(tuple(self.flops), tuple(mean_metric(arm, "ne") for arm in self.sums[day]))
+
+    def cpu_curve(self, day: str) -> Curve:
+        """NE against CPU seconds of whole runs, whatever they were spent on: counting, look-ups and reading too."""
+        return Curve(tuple(self.cpu_s), self.curve(day).ne)
 
     @property
     def best(self) -> int:
@@ -71,11 +76,11 @@ class Scaling:
         for (name, dim), specs in self.sizes(bench).items():
             if name == arch:
                 runs = bench.finished(specs)
-                flops = float(np.mean([r.record["train_flops"] for r in runs]))
-                found.append((flops, dim, {d: meter.sums(runs, CLICK, day=d) for d in (VALIDATION, TEST)}))
+                flops, cpu_s = (float(np.mean([r.record[c] for r in runs])) for c in ("train_flops", "cpu_s"))
+                found.append((flops, dim, cpu_s, {d: meter.sums(runs, CLICK, day=d) for d in (VALIDATION, TEST)}))
         found.sort(key=lambda item: item[0])
-        sums = {d: [f[2][d] for f in found] for d in (VALIDATION, TEST)}
-        return Family([f[1] for f in found], [f[0] for f in found], sums)
+        sums = {d: [f[3][d] for f in found] for d in (VALIDATION, TEST)}
+        return Family([f[1] for f in found], [f[0] for f in found], [f[2] for f in found], sums)
 
     def report(self, bench: Bench) -> tuple[list[Claim], Rows]:
         meter, rows = bench.meters[KUAIRAND], []
@@ -95,7 +100,9 @@ class Scaling:
         return claims, rows + self.equal_inputs(bench)
 
     def equal_inputs(self, bench: Bench) -> Rows:
-        """The multiplier over the baselines that were given GEM's inputs (runs of the ablation), at their one size."""
+        """The multiplier over the baselines that were given GEM's inputs: runs of the ablation, of one size each and
+        with the settings tuned without those inputs.
+        """
         rows: Rows = []
         for name, (arch, change) in helped(bench.base).items():
             try:
@@ -105,13 +112,16 @@ class Scaling:
             except Unmeasured as e:
                 bench.say(f"  multiplier over {name}: {e}")
                 continue
-            flops = float(np.mean([r.record["train_flops"] for r in runs]))
-            theirs = Family([bench.base.model.dim], [flops], {TEST: [bench.meters[KUAIRAND].sums(runs, CLICK)]})
+            flops, cpu_s = (float(np.mean([r.record[c] for r in runs])) for c in ("train_flops", "cpu_s"))
+            theirs = Family(
+                [bench.base.model.dim], [flops], [cpu_s], {TEST: [bench.meters[KUAIRAND].sums(runs, CLICK)]}
+            )
             found = self.spread(bench, ours, theirs, lambda a, b: compute_multiplier(a, b, 0)[0])
             _, how = compute_multiplier(ours.curve(TEST), theirs.curve(TEST), 0)
-            row = {"section": self.name, "arm": f"gem against {name}", "task": CLICK}
+            cpu, _ = compute_multiplier(ours.cpu_curve(TEST), theirs.cpu_curve(TEST), 0)
+            row = {"section": self.name, "arm": f"gem against {name}", "task": CLICK, "cpu_multiplier": cpu}
             rows.append(row | {"multiplier": as_json(found), "how": how})
-            bench.say(f"  multiplier over {name}: {as_json(found)}, {how}")
+            bench.say(f"  multiplier over {name}: {as_json(found)}, {how}; by CPU {cpu}")
         return rows
 
     def multiplier(self, bench: Bench, arch: str, goal: float, sense: str) -> tuple[Claim, dict[str, Any]]:
@@ -128,14 +138,16 @@ class Scaling:
         back, back_how = reverse_multiplier(ours.curve(TEST), theirs.curve(TEST), ours.best)
         found = self.spread(bench, ours, theirs, lambda a, b: compute_multiplier(a, b, theirs.best)[0])
         on_validation = compute_multiplier(ours.curve(VALIDATION), theirs.curve(VALIDATION), theirs.best)
-        row |= {"multiplier": as_json(found), "how": how, "on_validation": on_validation,
+        cpu, cpu_how = compute_multiplier(ours.cpu_curve(TEST), theirs.cpu_curve(TEST), theirs.best)
+        row |= {"multiplier": as_json(found), "how": how, "cpu_multiplier": cpu, "cpu_how": cpu_how,
+                "on_validation": on_validation,
                 "at_gem_best": {"value": back if math.isfinite(back) else None, "how": back_how}}  # fmt: skip
         at = f"at NE {theirs.curve(TEST).ne[theirs.best]:.4f}, {arch}'s best (dim {theirs.dims[theirs.best]})"
         least = "at least this: gem's smallest is better already; " if how == LOWER_BOUND else f"{how}; "
         far = (
             f"needs {back:.3g} times gem's ({back_how})" if math.isfinite(back) else "never gets there (its fit rises)"
         )
-        note = f"{least}{at}; for gem's best NE {arch} {far}"
+        note = f"{least}{at}; for gem's best NE {arch} {far}; by CPU seconds of whole runs {cpu:.2f} ({cpu_how})"
         return Claim(f"compute_multiplier_vs_{arch}", value, goal, sense, "x", found.low, found.high, note), row
 
     def spread(self, bench: Bench, ours: Family, theirs: Family, statistic: Callable[[Curve, Curve], float]) -> Metric:

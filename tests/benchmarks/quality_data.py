@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gem.config import DataConfig, ModelConfig, RunConfig, config_hash
 from gem.data.batch import Batch
 from gem.data.days import Split
+from gem.data.past import EVERYTHING, SURFACE, past_matches
 from gem.data.schema import NUM_RESERVED, Schema
 from gem.data.spec import load_spec
 from gem.data.store import FeatureStore, Impressions, Timelines
@@ -115,6 +116,8 @@ class MergedReader(StoreReader):
         out.timeline.surface = torch.full_like(out.timeline.surface, NUM_RESERVED)
         if "surface" in out.context.ids:
             out.context.ids["surface"] = torch.full_like(out.context.ids["surface"], NUM_RESERVED)
+        matches = past_matches(self.store.schema)
+        out.past[:, matches.index(SURFACE)] = out.past[:, matches.index(EVERYTHING)]
         return out
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gem.data.schema import Schema, Task
+from gem.data.schema import NUM_RESERVED, Schema, Task
 from gem.metrics import PlattCalibration, normalized_entropy
 from gem.metrics.bootstrap import UserSums
 from gem.model.calibration import Outcomes, calibrated_probabilities, day_noise, fit_calibration
@@ -85,12 +85,18 @@ class Meter:
         if surface:  # a model of one surface is calibrated on its own rows
             mine = days.on_surface(fit_at, surface)
             fit_at, logits = fit_at[mine], logits[mine]
-        layers = fit_calibration(schema, logits, self.outcomes(schema, columns, fit_at), self.noise(schema, columns))
+        outcomes = dataclasses.replace(self.outcomes(schema, columns, fit_at), surface=self.surfaces(run, fit_at))
+        layers = fit_calibration(schema, logits, outcomes, self.noise(schema, columns))
         identity = {t.name: PlattCalibration() for t in schema.tasks}
         scored = run.validation if day == VALIDATION else run.test
-        on = days.impressions.surface[days.at(day)].astype(np.int64)
+        on = self.surfaces(run, days.at(day))
         both = [calibrated_probabilities(schema, scored, on, c) for c in (layers, identity)]
         return both[0], both[1]
+
+    def surfaces(self, run: Finished, at: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Where these impressions were shown, as far as the run may know."""
+        on = self.days.impressions.surface[at].astype(np.int64)
+        return np.full_like(on, NUM_RESERVED) if getattr(run.spec, "merged", False) else on
 
     def known(self, task: str, day: str, surface: str = "") -> NDArray[np.integer]:
         """Places within the day of the rows whose outcome is known, all or one surface's."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from gem.config import ModelConfig, TrainConfig
 from pipelines.provenance import ROOT
-from tests.benchmarks.quality_data import TEST, VALIDATION, fingerprint
+from tests.benchmarks.quality_data import TEST, VALIDATION, MergedReader, fingerprint
 
 TRAINED_BY = (
     "platform/gem/model/*.py", "platform/gem/training/*.py", "platform/gem/transfer/distillation.py",
@@ -67,7 +68,8 @@ class OurRun:
     merged: bool = False  # without any trace of the surface
 
     def identity(self) -> dict[str, Any]:
-        return {**{k: v for k, v in asdict(self).items() if k != "arm"}, "code": training_code()}
+        own = {k: v for k, v in asdict(self).items() if k != "arm"} | {"code": training_code()}
+        return own | {"reader": bare_code(inspect.getsource(MergedReader))} if self.merged else own
 
     def make(self, store: Path, folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
         from tests.benchmarks.quality_train import train_ours

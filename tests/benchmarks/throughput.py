@@ -91,6 +91,8 @@ def measure(plan: Plan, log: Path, peers: Peers) -> list[Row]:
             except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as e:
                 failed.add((s.arm, s.history))
                 row["error"] = str(e)[-800:]
+            if "peak_mb" in row:
+                row["above_imports_mb"] = row["peak_mb"] - row["imports_mb"]
             rows.append(row)
             print({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return rows
@@ -154,7 +156,7 @@ def claims(found: Found, histories: Sequence[int] = HISTORIES) -> list[Claim]:
                                speed_note(found, ours, din)))  # fmt: skip
     for h in histories:
         ours, din = Setting(OURS, h), Setting(PEER_DIN, h)
-        out.append(found.claim(f"memory_vs_din_{h}", (ours, din), "peak_mb", (1.0, "<="),
+        out.append(found.claim(f"memory_vs_din_{h}", (ours, din), "above_imports_mb", (1.0, "<="),
                                memory_note(found, ours, din)))  # fmt: skip
     pair = Setting(OURS, SHORT), Setting(OURS, LONG)  # speeds: the short one's over the long one's is a cost
     note = f"cost of an impression, {PER_USER} impressions a user; by CPU time {_times(found, *pair)}"
@@ -189,16 +191,15 @@ def _times(found: Found, top: Setting, bottom: Setting, figure: str = "impressio
 
 
 def memory_note(found: Found, ours: Setting, din: Setting) -> str:
-    """Peaks, and what is above the process after its imports."""
+    """Peaks of the whole processes: FuxiCTR's imports more than ours, so the claim is about what comes on top."""
 
     if not found.values(ours, "peak_mb") or not found.values(din, "peak_mb"):
         return ""
     peaks = [statistics.median(found.values(s, "peak_mb")) for s in (ours, din)]
     bases = [statistics.median(found.values(s, "imports_mb")) for s in (ours, din)]
-    above = [p - b for p, b in zip(peaks, bases, strict=True)]
     return (
-        f"peak {peaks[0]:,.0f} against {peaks[1]:,.0f} MB, of which imports {bases[0]:,.0f} and {bases[1]:,.0f}; "
-        f"above them {above[0] / above[1]:.2f}x"
+        f"above imports; peak {peaks[0]:,.0f} against {peaks[1]:,.0f} MB ({peaks[0] / peaks[1]:.2f}x), of which "
+        f"imports {bases[0]:,.0f} and {bases[1]:,.0f}"
     )
 
 

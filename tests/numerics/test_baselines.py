@@ -281,7 +281,7 @@ def test_weights_depend_on_the_seed_only(name: str) -> None:
 
 def test_logistic_regression_needs_a_column_for_every_task() -> None:
     with pytest.raises(ConfigError, match=r"got 1 columns for 2 tasks; allowed: 2 and more; set model.dim=4"):
-        LogisticRegression(WORLD.schema, replace(MODEL, dim=1, num_heads=1))
+        LogisticRegression(WORLD.schema, replace(MODEL, arch="lr", dim=1, num_heads=1))
 
 
 @pytest.mark.parametrize(("rank", "low"), [(1, True), (4, True), (50, False)])

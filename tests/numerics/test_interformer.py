@@ -36,7 +36,7 @@ from tests.unit.model.synthetic import MODEL, loud_ranker, make_world
 
 WORLD = make_world(0)
 NUM = len(WORLD.impressions)
-DEEP = replace(MODEL, num_levels=2, block=2, window=2, max_history=12, event_attention=True, num_pma=2, num_recent=3)
+DEEP = replace(MODEL, num_levels=2, block=2, window=3, max_history=12, event_attention=True, num_pma=2, num_recent=3)
 EMPTY = make_world(1, events_per_user=0)
 
 

@@ -82,13 +82,14 @@ def read_rows(plan: MemoryPlan) -> dict[int, list[tuple[int, int]]]:
 def case(seed: int) -> tuple[ModelConfig, World, Batch]:
     """A random configuration, and impressions of a random world."""
     rng = np.random.default_rng(seed)
+    block, window = int(rng.integers(2, 6)), int(rng.integers(1, 9))
     config = replace(
         MODEL,
         num_levels=1 + seed % 3,
-        block=int(rng.integers(2, 6)),
-        window=int(rng.integers(1, 9)),
+        block=block,
+        window=window,
         max_history=int(rng.choice([1, 5, 20, 60, 200])),
-        num_recent=int(rng.integers(0, 4)),
+        num_recent=min(int(rng.integers(0, 4)), window),
         event_attention=bool(rng.integers(0, 2)),
     )
     world = make_world(seed, num_users=6, num_impressions=30, events_per_user=int(rng.choice([1, 8, 40, 90])))

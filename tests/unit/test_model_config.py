@@ -33,6 +33,7 @@ def test_the_names_are_those_that_can_be_built() -> None:
         ({"num_heads": 0}, "num_heads: got 0; allowed: 1 and more"),
         ({"dim": 12, "num_heads": 5}, "num_heads: got 5; allowed: divisors of dim 12: 1, 2, 3, 4, 6, 12"),
         ({"dim": 0}, "dim: got 0"),
+        ({"dim": 1, "num_heads": 1}, "dim: got 1; allowed: 2 and more with cross_layer"),
         ({"num_layers": 0}, "num_layers: got 0"),
         ({"rank": 0}, "rank: got 0"),
         ({"mlp_hidden": 0}, "mlp_hidden: got 0"),
@@ -51,7 +52,8 @@ def test_impossible_values_are_refused(fields: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_history": 0}, {"window": 0, "num_recent": 0}, {"num_recent": 33, "num_levels": 1}, {"block": 1, "num_levels": 60}, {"num_levels": 13}, {"num_fmb": 0},
+        {"max_history": 0}, {"window": 0, "num_recent": 0}, {"num_recent": 33, "num_levels": 1},
+        {"block": 1, "num_levels": 60}, {"num_levels": 13}, {"num_fmb": 0},
         {"num_pma": 0, "num_recent": 0}, {"arch": "din", "dim": 12, "num_heads": 5},
     ],
 )  # fmt: skip

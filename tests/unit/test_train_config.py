@@ -19,7 +19,7 @@ from gem.errors import ConfigError
         ({"epochs": 0}, "epochs: got 0; allowed: 1 and more; set train.epochs (or student_train, finetune)"),
         ({"batch_impressions": 0}, "batch_impressions: got 0; allowed: 1 and more"),
         ({"window_days": 0}, "window_days: got 0; allowed: 1 and more"),
-        ({"num_workers": -1}, "num_workers: got -1; allowed: 0 and more"),
+        ({"num_workers": 0}, "num_workers: got 0; allowed: 1 and more"),
         ({"checkpoint_every_steps": -5}, "checkpoint_every_steps: got -5; allowed: 0 and more"),
         ({"lr_dense": -1e-3}, "lr_dense: got -0.001; allowed: 0 and more"),
         ({"lr_sparse": math.nan}, "lr_sparse: got nan; allowed: 0 and more"),
@@ -41,5 +41,5 @@ def test_every_part_is_checked_and_odd_values_are_not_refused() -> None:
     for part in ("train", "student_train", "finetune"):
         with pytest.raises(ConfigError, match="batch_impressions: got 0"):
             apply_overrides(RunConfig(), [f"{part}.batch_impressions=0"])
-    odd = TrainConfig(lr_dense=0.0, lr_sparse=0.0, clip_norm=math.inf, warmup_share=0.0, seed=0, num_workers=0)
+    odd = TrainConfig(lr_dense=0.0, lr_sparse=0.0, clip_norm=math.inf, warmup_share=0.0, seed=0)
     assert odd.epochs == 1

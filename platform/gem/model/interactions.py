@@ -129,7 +129,7 @@ class TargetAttention(Interaction):
     def forward(self, encoded: Encoded) -> Tensor:
         """-> [N, (n + 1) D]."""
         pairs = visible_pairs(encoded.batch, encoded.max_history)
-        history = self.read(encoded.candidate, encoded.events, pairs) / encoded.max_history**0.5
+        history = self.read(encoded.candidate, encoded.events, pairs) / max(encoded.max_history, 1) ** 0.5
         return torch.cat([encoded.tokens.flatten(1), history], dim=1)
 
     def read(self, query_ND: Tensor, events_TD: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:

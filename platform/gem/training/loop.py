@@ -29,6 +29,8 @@ from gem.training.sampling import Sample, sample_rows
 from gem.training.sharding import ShardedTables
 from gem.transfer.distillation import DistillationHead
 
+NOT_SHAPING = ("num_workers", "checkpoint_every_steps")  # fields of TrainConfig that the weights do not depend on
+
 
 @dataclass(frozen=True)
 class Job:
@@ -87,7 +89,7 @@ def job_hash(job: Job, schema: Schema, reader: StoreReader, total_steps: int) ->
             "job": [job.name, total_steps],
             "schema": schema.hash,
             "model": config_hash(job.model),
-            "train": config_hash(dataclasses.replace(job.train, num_workers=0, checkpoint_every_steps=0)),
+            "train": {k: v for k, v in dataclasses.asdict(job.train).items() if k not in NOT_SHAPING},
             "transfer": None if job.transfer is None else config_hash(job.transfer),
             "rows": hashlib.sha256(ids.tobytes()).hexdigest(),
             "start": "" if job.start_from is None else weights_hash(job.start_from),

@@ -59,6 +59,7 @@ def test_a_log_refuses_more_impressions_than_it_holds(folder: Path) -> None:
 
 def row(s: Setting, turn: int, speed: float, memory: float) -> dict[str, object]:
     figures = {"impressions_per_s": speed, "impressions_per_cpu_s": speed, "peak_mb": memory, "imports_mb": 100.0}
+    figures["above_imports_mb"] = memory - 100.0
     return {"arm": s.arm, "history": s.history, "threads": 1, "per_user": 8, "turn": turn, **figures}
 
 
@@ -68,8 +69,8 @@ def test_claims_are_medians_with_the_extremes_of_turns() -> None:
     rows += [row(din, t, v, 1000) for t, v in enumerate((10.0, 10.0, 5.0))]
     speed, memory, cost = claims(Found(rows), (200,))
     assert (speed.id, speed.value, speed.low, speed.high, speed.met) == ("speed_vs_din_200", 5.0, 5.0, 8.0, True)
-    assert (memory.id, memory.value, memory.met) == ("memory_vs_din_200", 0.5, True)
-    assert "above them 0.44x" in memory.note
+    assert (memory.id, memory.value, memory.met) == ("memory_vs_din_200", 400 / 900, True)
+    assert "peak 500 against 1,000 MB (0.50x), of which imports 100 and 100" in memory.note
     assert (cost.id, cost.value, cost.met) == ("history_1000_vs_100_cost", None, False)
 
 

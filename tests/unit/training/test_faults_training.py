@@ -129,3 +129,14 @@ def test_t18_two_passes_read_every_row_twice_in_two_orders_and_resume(tmp_path: 
     start = again.record["resumed_from_step"]
     assert first < start < stop < len(seen) and rest == seen[start:]  # it fell over in the second pass
     assert equal(whole, again)
+
+
+def test_t18_a_run_that_stops_between_two_passes_starts_its_tables_anew(tmp_path: Path) -> None:
+    config = replace(CONFIG, epochs=2, checkpoint_every_steps=1)
+    whole, seen = run(config)
+    first = int(np.searchsorted(np.cumsum([len(batch) for batch in seen]), NUM)) + 1
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(config, checkpoint_every_steps=first), tmp_path, stop=first + 1)
+    again, rest = run(config, tmp_path)
+    assert again.record["resumed_from_step"] == first and rest == seen[first:]
+    assert equal(whole, again)
