@@ -2,8 +2,8 @@
 
 Every arm has a grid of the same number of settings, written down before any of them was run; which one an arm gets is
 decided on the validation day by the click NE of one seed. What is not in the grid is equal for all: batch, one thread,
-rows, features. Two passes always mean fresh tables in the second (`TrainConfig.fresh_tables`), for every arm of ours;
-peers are run as their libraries run, in one pass. What GEM's own design was tried with on the validation day before
+rows, features. Two passes always mean fresh tables in the second (`TrainConfig.fresh_tables`), for
+peers too. What GEM's own design was tried with on the validation day before
 (RESULTS.md says it) is in nobody's budget.
 """
 

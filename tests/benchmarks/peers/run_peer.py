@@ -47,6 +47,7 @@ class Peer(Protocol):
 
     EVERY_TASK: bool
     module: nn.Module
+    optimizer: torch.optim.Optimizer
 
     def step(self, batch: dict[str, Tensor]) -> None: ...
 
@@ -77,14 +78,31 @@ def make_peer(arm: str, batches: Batches, sizes: Sizes) -> tuple[Peer, str]:
 
 
 def train(peer: Peer, batches: Batches, a: argparse.Namespace) -> dict[str, float]:
-    """`--epochs` passes over the training days in time order."""
+    """`--epochs` passes over the training days in time order; tables begin each anew if `--fresh-tables` says so."""
     peer.module.train()
+    begun = {p: p.detach().clone() for p in tables_of(peer.module)} if a.fresh_tables else {}
     start = Clock.now()
     for epoch in range(a.epochs):
+        if epoch:
+            start_anew(begun, peer.optimizer)
         for rows in in_time_order(batches, a.batch_size, a.seed, epoch):
             peer.step(batches.take(rows))
     spent = start.since()
     return {"seconds": spent.wall, "cpu_seconds": spent.cpu}
+
+
+def tables_of(module: nn.Module) -> list[nn.Parameter]:
+    """Embeddings of codes, shared ones once."""
+    found = {id(p): p for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return list(found.values())
+
+
+def start_anew(begun: dict[nn.Parameter, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """The parameters as they began, and nothing of them left in the optimizer (MEDA, arXiv 2305.19531)."""
+    for parameter, value in begun.items():
+        with torch.no_grad():
+            parameter.copy_(value)
+        optimizer.state.pop(parameter, None)
 
 
 def predict(peer: Peer, batches: Batches, split: slice) -> NDArray[np.float32]:
@@ -148,8 +166,8 @@ def _status_mb(name: str) -> float:
 
 def num_parameters(module: nn.Module) -> dict[str, int]:
     """{'dense': ..., 'tables': ...}; tables are embeddings of codes, shared ones counted once."""
-    tables = {id(p): p.numel() for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return {"dense": sum(p.numel() for p in module.parameters()) - sum(tables.values()), "tables": sum(tables.values())}
+    tables = sum(p.numel() for p in tables_of(module))
+    return {"dense": sum(p.numel() for p in module.parameters()) - tables, "tables": tables}
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -162,6 +180,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--fresh-tables", type=int, choices=(0, 1), default=1, help="in every pass but the first")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--history", type=int, default=0, help="newest events read; 0: all that were exported")
     parser.add_argument("--sequences", type=int, default=0, help="fields of a history; 0: all that were exported")
