@@ -3,8 +3,8 @@
 One dial of sizes, nano to xl. Figures are those of the foundation model as `python -m pipelines cost RECIPE` prints
 them for the planned data: timelines as long as the model reads, 4 impressions a user (xl: 16), a quarter of the ads
 distinct. "Tokens" are n_F + n_L, what a layer hands to the next; nearly all weights lie in the two matrices of every
-FMB, tokens x rank x hidden and hidden x n_F x width. Small data are passed over twice,
-with fresh tables (`TrainConfig.fresh_tables`). From nano to xl FLOPs and parameters grow some 50,000 times.
+FMB, tokens x rank x hidden and hidden x n_F x width. Small data are passed over three
+times, with fresh tables (`TrainConfig.fresh_tables`). From nano to xl FLOPs and parameters grow some 50,000 times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def nano() -> RunConfig:
         dim=8, num_layers=1, num_heads=2, max_history=32, num_fmb=2, num_lcb=2, rank=4, mlp_hidden=32,
         representation_dim=8,
     )  # fmt: skip
-    train = TrainConfig(epochs=2, batch_impressions=128)
+    train = TrainConfig(epochs=3, batch_impressions=128)
     world = WorldConfig(num_users=600, num_ads=300, num_days=5, num_impressions=20_000, num_organic_events=30_000)
     return RunConfig(
         recipe="nano",
@@ -57,7 +57,7 @@ def small() -> RunConfig:
     """
     model = dataclasses.replace(STUDENT, num_layers=2)
     student = dataclasses.replace(STUDENT, dim=8, max_history=32, mlp_hidden=32, representation_dim=8)
-    return RunConfig(recipe="small", model=model, student=student, train=TrainConfig(epochs=2))
+    return RunConfig(recipe="small", model=model, student=student, train=TrainConfig(epochs=3))
 
 
 def default() -> RunConfig:
@@ -66,7 +66,7 @@ def default() -> RunConfig:
     width 32, 2 layers of 8 tokens, history 128 (the newest 32 events one by one, older ones in blocks of 8):
     258 k dense parameters, 1.22 MFLOP forward per impression
     """
-    return RunConfig(recipe="default", student=STUDENT, train=TrainConfig(epochs=2))
+    return RunConfig(recipe="default", student=STUDENT, train=TrainConfig(epochs=3))
 
 
 def medium() -> RunConfig:

@@ -21,13 +21,13 @@ Setting = dict[str, Any]  # field of TrainConfig or "model.<field>" -> value
 TUNED_SEED = 1
 GEM = "gem"
 BASELINES = ("lr", "dlrm", "dcnv2", "din", "wukong")
-# Learning rates of the dense part and of the tables, per step, and passes: the default recipe's, then around it.
+# Learning rates of the dense part and of the tables, per step, and passes.
 RATES: tuple[Setting, ...] = (
     {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 2},
     {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 1},
     {"lr_dense": 2.4e-3, "lr_sparse": 0.1, "epochs": 2},
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.05, "epochs": 2},
-    {"lr_dense": 6e-4, "lr_sparse": 0.1, "epochs": 2},
+    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 3},
+    {"lr_dense": 1.2e-3, "lr_sparse": 0.05, "epochs": 3},
     {"lr_dense": 4.8e-3, "lr_sparse": 0.05, "epochs": 2},
 )
 # Logistic regression has little beside its tables: their rate is what there is to tune, and one pass is all they get.
