@@ -3,8 +3,8 @@
 One dial of sizes, nano to xl. Figures are those of the foundation model as `python -m pipelines cost RECIPE` prints
 them for the planned data: timelines as long as the model reads, 4 impressions a user (xl: 16), a quarter of the ads
 distinct. "Tokens" are n_F + n_L, what a layer hands to the next; nearly all weights lie in the two matrices of every
-FMB, tokens x rank x hidden and hidden x n_F x width. Small data are passed over three
-times, with fresh tables (`TrainConfig.fresh_tables`). From nano to xl FLOPs and parameters grow some 50,000 times.
+FMB, tokens x rank x hidden and hidden x n_F x width. From nano to xl FLOPs and parameters grow some 50,000 times. The
+small recipes pass over their data three times (`TrainConfig.fresh_tables`).
 """
 
 from __future__ import annotations
