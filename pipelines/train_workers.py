@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gem.training.loop import Trained
 
 PROGRESS = "progress.json"
+PEER_LOST = ("Connection reset by peer", "Connection closed by peer")  # of gloo, when another rank has ended
+PEER_LOST_S = 5.0  # in which the one who ended it, or Ray, ends this rank too
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,13 @@ def train_worker(raw: dict[str, Any]) -> None:
     install_filters()
     group = WorkerGroup.from_dict(raw)
     torch.set_num_threads(group.threads)
-    run_tasks(group)
+    try:
+        run_tasks(group)
+    except RuntimeError as error:
+        if any(said in str(error) for said in PEER_LOST):
+            # Not this rank's error: where the group was stopped or another rank failed, that is what should be read.
+            time.sleep(PEER_LOST_S)
+        raise
     ray.train.report({})
 
 

@@ -85,25 +85,25 @@ def test_sweep_is_nested_in_mlflow(swept: dict[str, Any]) -> None:
 def test_failed_trial_is_recorded_and_not_fatal(
     swept: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", *SMALL, "--trials", "2", "--vary", "train.window_days=1,0", "--runs", str(runs)]) == 0
+    assert main(["sweep", *SMALL, "--trials", "2", "--vary", "train.negative_keep=1.0,1e-9", "--runs", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "[2/3] preprocess\n      skipped: inputs unchanged" in said
     assert "the recipe's own setting: nothing to change" in said
     assert "Traceback" not in said
     assert [p.name for p in sorted(runs.glob("generated/tuning/*/*"))] == ["result.json"] * len(results(runs))
     good, bad = results(runs)[-1]["trials"]
-    assert (good["status"], bad["status"], bad["setting"]) == (FINISHED, FAILED, {"train.window_days": 0})
-    assert bad["error"].startswith("TrainingError: batch_size and window_days must be >= 1")
+    assert (good["status"], bad["status"], bad["setting"]) == (FINISHED, FAILED, {"train.negative_keep": 1e-9})
+    assert bad["error"].startswith("TrainingError: negative_keep 1e-09 keeps none of ")
 
 
 def test_all_trials_failing_is_an_error_with_the_first_reason(
     swept: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vary = ("--set", "train.window_days=0", "--vary", "train.lr_sparse=0.01..0.1")
+    vary = ("--set", "train.negative_keep=1e-9", "--vary", "train.lr_sparse=0.01..0.1")
     assert main(["sweep", *SMALL, "--trials", "2", *vary, "--runs", str(runs)]) == 1
     error = capsys.readouterr().err
     assert "error: no usable trial: all 2 failed. Trial 0 (lr_sparse=" in error
-    assert "): TrainingError: batch_size and window_days must be >= 1, got 64 and 0" in error
+    assert "): TrainingError: negative_keep 1e-09 keeps none of " in error
     assert results(runs)[-1]["best"] is None
 
 
