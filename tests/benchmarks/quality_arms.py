@@ -1,10 +1,9 @@
 """The arms of the quality benchmark: which models, which settings each may try, which parts are taken out.
 
 Every arm has a grid of the same number of settings, written down before any of them was run; which one an arm gets is
-decided on the validation day by the click NE of one seed. What is not in the grid is equal for all: batch, one thread,
-rows, features. Two passes always mean fresh tables in the second (`TrainConfig.fresh_tables`), for
-peers too. What GEM's own design was tried with on the validation day before
-(RESULTS.md says it) is in nobody's budget.
+decided on the validation day by the click NE of one seed. What is not in the grid is equal for all: batch, one
+thread, rows, features. Several passes always mean fresh tables in each (`TrainConfig.fresh_tables`), for peers too.
+What GEM's own design was tried with on the validation day before (RESULTS.md says it) is in nobody's budget.
 """
 
 from __future__ import annotations
@@ -21,24 +20,18 @@ Setting = dict[str, Any]  # field of TrainConfig or "model.<field>" -> value
 TUNED_SEED = 1
 GEM = "gem"
 BASELINES = ("lr", "dlrm", "dcnv2", "din", "wukong")
-# Learning rates of the dense part and of the tables, per step, and passes.
-RATES: tuple[Setting, ...] = (
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 2},
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 1},
-    {"lr_dense": 2.4e-3, "lr_sparse": 0.1, "epochs": 2},
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.1, "epochs": 3},
-    {"lr_dense": 1.2e-3, "lr_sparse": 0.05, "epochs": 3},
-    {"lr_dense": 4.8e-3, "lr_sparse": 0.05, "epochs": 2},
+
+
+def _grid(*settings: tuple[float, float, int]) -> tuple[Setting, ...]:
+    """Learning rates of the dense part and of the tables, per step, and passes."""
+    return tuple({"lr_dense": dense, "lr_sparse": sparse, "epochs": epochs} for dense, sparse, epochs in settings)
+
+
+RATES = _grid(
+    (1.2e-3, 0.1, 2), (1.2e-3, 0.1, 1), (2.4e-3, 0.1, 2), (1.2e-3, 0.1, 3), (1.2e-3, 0.05, 3), (4.8e-3, 0.05, 2)
 )
 # Logistic regression has little beside its tables: their rate is what there is to tune, and one pass is all they get.
-RATES_LR: tuple[Setting, ...] = (
-    {"lr_dense": 5e-3, "lr_sparse": 0.1, "epochs": 1},
-    {"lr_dense": 5e-3, "lr_sparse": 0.03, "epochs": 1},
-    {"lr_dense": 5e-3, "lr_sparse": 0.3, "epochs": 1},
-    {"lr_dense": 5e-3, "lr_sparse": 0.01, "epochs": 1},
-    {"lr_dense": 2e-2, "lr_sparse": 0.1, "epochs": 1},
-    {"lr_dense": 2e-2, "lr_sparse": 0.03, "epochs": 1},
-)
+RATES_LR = _grid((5e-3, 0.1, 1), (5e-3, 0.03, 1), (5e-3, 0.3, 1), (5e-3, 0.01, 1), (2e-2, 0.1, 1), (2e-2, 0.03, 1))
 SCALED = (GEM, "dlrm", "din")
 DIMS = (8, 16, 32, 64)
 HISTORIES = (8, 32, 512, 128, 1)

@@ -15,7 +15,7 @@ from tests.benchmarks.harness import Claim
 from tests.benchmarks.quality_arms import GEM, SCALED, helped, scaling, seeds
 from tests.benchmarks.quality_bench import CLICK, CONVERSION, Bench, Rows, Unmeasured, unmeasured
 from tests.benchmarks.quality_data import GENERATED, KUAIRAND, TEST, VALIDATION
-from tests.benchmarks.quality_runs import Spec
+from tests.benchmarks.quality_runs import Finished, Spec
 from tests.benchmarks.quality_sections import as_json
 from tests.benchmarks.quality_stats import (
     LOWER_BOUND,
@@ -54,6 +54,12 @@ class Family:
         return int(np.argmin(self.curve(VALIDATION).ne))
 
 
+def spent(runs: Sequence[Finished]) -> tuple[float, float]:
+    """Training FLOPs and CPU seconds of a run, means."""
+    flops, cpu_s = (float(np.mean([r.record[c] for r in runs])) for c in ("train_flops", "cpu_s"))
+    return flops, cpu_s
+
+
 @dataclass(frozen=True)
 class Scaling:
     """At least four sizes per family, one chosen setting each: NE, and compute for equal NE."""
@@ -76,7 +82,7 @@ class Scaling:
         for (name, dim), specs in self.sizes(bench).items():
             if name == arch:
                 runs = bench.finished(specs)
-                flops, cpu_s = (float(np.mean([r.record[c] for r in runs])) for c in ("train_flops", "cpu_s"))
+                flops, cpu_s = spent(runs)
                 found.append((flops, dim, cpu_s, {d: meter.sums(runs, CLICK, day=d) for d in (VALIDATION, TEST)}))
         found.sort(key=lambda item: item[0])
         sums = {d: [f[3][d] for f in found] for d in (VALIDATION, TEST)}
@@ -112,7 +118,7 @@ class Scaling:
             except Unmeasured as e:
                 bench.say(f"  multiplier over {name}: {e}")
                 continue
-            flops, cpu_s = (float(np.mean([r.record[c] for r in runs])) for c in ("train_flops", "cpu_s"))
+            flops, cpu_s = spent(runs)
             theirs = Family(
                 [bench.base.model.dim], [flops], [cpu_s], {TEST: [bench.meters[KUAIRAND].sums(runs, CLICK)]}
             )

@@ -29,7 +29,7 @@ WORLD = make_world(0)
 NUM = len(WORLD.impressions)
 NAMES = tuple(BASELINES)
 READERS = tuple(n for n in NAMES if n != "lr")
-RANKERS = {n: loud_ranker(WORLD.schema, replace(MODEL, arch=n)) for n in NAMES}
+RANKERS = {n: loud_ranker(WORLD.schema, replace(MODEL, arch=n), seed=1) for n in NAMES}
 
 
 def visible(batch: Batch, n: int, max_history: int) -> range:
@@ -157,7 +157,7 @@ def test_forward_is_the_equation(name: str) -> None:
     with torch.inference_mode():
         out = RANKERS[name](batch)
     logits, representation = naive(name, batch)
-    assert logits.std(0).min() > 0.03, "a trivial model would agree with anything"
+    assert logits.std(0).min() > 0.1, "a trivial model would agree with anything"
     np.testing.assert_allclose(out.logits.numpy(), logits, atol=3e-5, rtol=3e-5)
     np.testing.assert_allclose(out.representation.numpy(), representation, atol=3e-5, rtol=3e-5)
 

@@ -46,6 +46,11 @@ def initial_weight(table: str, rows: int, dim: int, seed: int) -> Tensor:
     return weight
 
 
+def initial_weights(schema: Schema, dim: int, seed: int) -> dict[str, Tensor]:
+    """Starting values of all tables of a schema: name -> [rows, dim]."""
+    return {name: initial_weight(name, rows, dim, seed) for name, rows in schema.tables().items()}
+
+
 class PlainTables(nn.Module):
     """One `nn.Embedding` per table of a schema, all of width `dim`.
 
@@ -57,8 +62,8 @@ class PlainTables(nn.Module):
         self.names = tuple(schema.tables())
         self.key_of = {field: module_key(table) for field, table in schema.table_of().items()}
         self.tables = nn.ModuleDict()
-        for name, rows in schema.tables().items():
-            self.tables[module_key(name)] = nn.Embedding(rows, dim, _weight=initial_weight(name, rows, dim, seed))
+        for name, weight in initial_weights(schema, dim, seed).items():
+            self.tables[module_key(name)] = nn.Embedding(len(weight), dim, _weight=weight)
 
     def forward(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         return {field: cast(Tensor, self.tables[self.key_of[field]](rows)) for field, rows in ids.items()}

@@ -20,7 +20,7 @@ from gem.data.schema import Schema
 from gem.errors import TrainingError
 from gem.model.gem import build_model
 from gem.model.ranker import ranker_weights, split_weights, weights_hash
-from gem.model.tables import initial_weight
+from gem.model.tables import initial_weights
 from gem.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from gem.training.data import IntArray, Prefetch, RankShare, StoreReader
 from gem.training.learner import Learner
@@ -119,12 +119,11 @@ def _start_tables_anew(job: Job, learner: Learner) -> None:
     Rows that have met an impression know its outcome by heart: shown again, the dense part would learn to trust them
     more than it may. With new rows a second pass teaches it as the first did.
     """
-    tables, rows_of = learner.tables, learner.schema.tables()
     if job.start_from is not None:
         weights = split_weights(job.start_from)[1]
     else:
-        weights = {n: initial_weight(n, rows, job.model.dim, job.train.seed) for n, rows in rows_of.items()}
-    tables.load(weights, {name: torch.zeros(rows) for name, rows in rows_of.items()})
+        weights = initial_weights(learner.schema, job.model.dim, job.train.seed)
+    learner.tables.load(weights, {name: torch.zeros(len(rows)) for name, rows in weights.items()})
 
 
 def _distils(job: Job) -> bool:

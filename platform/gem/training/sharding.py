@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gem.data.schema import Schema
 from gem.errors import BundleError
-from gem.model.tables import initial_weight, module_key
+from gem.model.tables import initial_weights, module_key
 
 ROW_WISE_FROM = 4096  # rows; smaller tables are cheaper whole
 FUSED = "fused"  # the default kernel on CPU is a dense one without an optimizer of its own
@@ -32,7 +32,7 @@ class ShardedTables:
         self.fields = tuple(schema.table_of())
         self._rows = {f: schema.tables()[t] for f, t in schema.table_of().items()}
         self.model = _wrap(schema, dim, lr)
-        self.load({name: initial_weight(name, rows, dim, seed) for name, rows in schema.tables().items()})
+        self.load(initial_weights(schema, dim, seed))
 
     def lookup(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """{field: ids [n]} -> {field: [n, dim]}; n may differ between fields and ranks. Collective both ways.
